@@ -33,6 +33,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
 CLASSES = [gw.Options, gw.FailurePolicy, gw.pilot.auto]
 RECIPES = [
     gw.recipes.localsgd,
+    gw.recipes.lora,
     gw.recipes.diloco,
     gw.recipes.streaming_diloco,
     gw.recipes.muloco,

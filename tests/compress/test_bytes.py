@@ -30,7 +30,7 @@ def of_sparseloco(numel: int) -> int:
     """Two bfloat16 a chunk; two bits and a place's an element that is sent."""
     whole, rest = divmod(numel, CHUNK)
     kept = 64 * whole + (max(1, round(rest / 64)) if rest else 0)
-    places = elias_fano().size_bytes(kept, numel, 0)
+    places = elias_fano().size_bytes(kept, numel, 0) if kept < numel else 0
     return 4 * -(-numel // CHUNK) + places + -(-kept // 4)
 
 

@@ -99,6 +99,16 @@ def test_every_chunk_sends_its_own_largest() -> None:
         assert bool((values_K[mine].abs() <= want.abs()).all())
 
 
+def test_all_elements_of_a_chunk_need_no_places() -> None:
+    grad_N = torch.randn(2 * CHUNK + 640, generator=torch.manual_seed(0))
+    codec = sparseloco(density=1.0)
+    payload, _ = codec.encode(None, grad_N)
+    assert payload.size_bytes == 3 * 4 + grad_N.numel() // 4
+    sent_N = codec.decode(payload, torch.empty_like(grad_N))
+    assert torch.equal(sent_N.sign(), grad_N.sign())
+    assert float((sent_N - grad_N).norm()) < 0.5 * float(grad_N.norm())
+
+
 # ---- demo ----------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,23 @@ def test_a_run_in_two_parts_ends_in_the_bits_of_one(name: str, tmp_path: Path) -
     before = said(how, name, tmp_path / "parts", first)
     assert before[1] != at_once[1]
     assert said(how, name, tmp_path / "parts", rest) == at_once
+
+
+def test_adapters_are_trained_over_two_sites(tmp_path: Path) -> None:
+    if importlib.util.find_spec("peft") is None:
+        pytest.skip("peft is not installed; run: pip install 'gradwire[frameworks]'")
+    arguments = ("--base-steps", "20", "--steps", "41", "--folder", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN, str(EXAMPLES / "with_peft.py"), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    loss, sent = re.findall(r"loss ([\d.]+), (\d+) bytes", done.stdout)[0]
+    assert 1.0 < float(loss) < 4.5  # 5.5 without training
+    # three exchanges of 21,000 adapters in 4 bits
+    assert 300 < int(sent) < 1200
+    assert (tmp_path / "adapter_model.safetensors").is_file()

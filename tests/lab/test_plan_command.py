@@ -161,3 +161,30 @@ def test_mistakes_are_answered(
     ended = gradwire("plan", *words)
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err
+
+
+def test_local_proposes_settings_of_local_steps(gradwire: Gradwire) -> None:
+    words = ["plan", "--model", "googlenet", "--ranks", "2", "--local", "--json"]
+    rows = _rows(gradwire(*words, "--rate", "100gbit", "--speeds", "1,0.25"))
+    assert [row["name"] for row in rows] == ["quorum=1", "lock step"]
+    assert [row["keeps_up"] for row in rows] == [True, False]
+    assert float(str(rows[1]["useful_time"])) < 0.63
+    even = _rows(gradwire(*words, "--rate", "100gbit"))
+    assert [row["name"] for row in even] == ["lock step", "quorum=1"]
+
+
+@each(
+    "words, said",
+    [
+        (["--speeds", "1,1"], "--local"),
+        (["--local", "--speeds", "1,1"], "3 numbers above 0"),
+        (["--local", "--speeds", "1,1,0"], "3 numbers above 0"),
+        (["--local", "--speeds", "1,fast,1"], "3 numbers above 0"),
+    ],
+)
+def test_speeds_without_a_meaning_are_refused(
+    gradwire: Gradwire, words: list[str], said: str
+) -> None:
+    ended = gradwire("plan", "--model", "vgg16", "--ranks", "3", *words)
+    assert ended.code == 2
+    assert said in ended.err

@@ -17,7 +17,7 @@ Density: asked, rounded to whole elements of a chunk; so half to twice as much.
 Wire: levels_2B bfloat16 (rounded towards zero), elias_fano of the places, codes_K in 2
     bits -> 4 * B + ceil(K b / 8) + ceil((K + floor((N - 1) / 2^b)) / 8) + ceil(K / 4)
     bytes, b = floor(log2((N - 1) / K)), B = ceil(N / 4096) chunks, K = max(1,
-    round(density * 4096)) of each.
+    round(density * 4096)) of each. Without places where K = N: 4 * B + ceil(N / 4).
 State: none. Contributed: the decoded gradient.
 """
 
@@ -60,7 +60,7 @@ class sparseloco(Coo):
     Args:
         density: The kept fraction k/n of each chunk, from 1/4096 to 1; default 1/64. A
             kept element then takes 10 bits, and a chunk 4 bytes. A larger density sends
-            more bytes and loses less.
+            more bytes and loses less. 1 sends each element in 2 bits.
 
     >>> codec = sparseloco(density=0.5)
     >>> payload, _ = codec.encode(None, torch.tensor([1.0, -4.0, 2.0, 3.0, 0.5, 6.0]))
@@ -89,9 +89,11 @@ class sparseloco(Coo):
         check_addressable("sparseloco", spec)
         whole, rest = divmod(spec.numel, CHUNK)
         kept = whole * share_of(self.density, CHUNK) + share_of(self.density, rest)
+        # where all elements are sent, their places are known
+        places = place_fields(kept, spec.numel) if kept < spec.numel else ()
         fields = (
             Field("levels", torch.bfloat16, 2 * -(-spec.numel // CHUNK)),
-            *place_fields(kept, spec.numel),
+            *places,
             Field("codes", torch.uint8, -(-kept // 4)),
         )
         return ChunkedFormat(fields, spec.numel, kept)
@@ -123,10 +125,11 @@ class sparseloco(Coo):
             payload["levels"].copy_(_towards_zero(levels_2B))
             start_B = torch.arange(0, grad_N.numel(), CHUNK, device=grad_N.device)
             rows = torch.split(start_B[:, None], [len(at) for at in picked])
-            places = [
-                (at + start).flatten() for at, start in zip(picked, rows, strict=True)
-            ]
-            write_places(payload, torch.cat(places).int(), grad_N.numel())
+            places_K = torch.cat(
+                [(at + start).flatten() for at, start in zip(picked, rows, strict=True)]
+            )
+            if places_K.numel() < grad_N.numel():
+                write_places(payload, places_K.int(), grad_N.numel())
             codes_K = torch.cat([codes.flatten() for _, codes in made])
             payload["codes"].copy_(packed_codes(codes_K, 2))
         if residual_N is not None:
@@ -137,7 +140,12 @@ class sparseloco(Coo):
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         form = payload.format
         assert isinstance(form, ChunkedFormat)
-        indices_K = read_places(payload, form.num_entries, form.numel)
+        if form.num_entries == form.numel:
+            indices_K = torch.arange(
+                form.numel, dtype=torch.int32, device=payload["codes"].device
+            )
+        else:
+            indices_K = read_places(payload, form.num_entries, form.numel)
         codes_K = unpacked_codes(payload["codes"], 2, indices_K.numel())
         place_K = torch.arange(
             indices_K.numel(), dtype=torch.int32, device=indices_K.device

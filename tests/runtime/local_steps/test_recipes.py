@@ -158,6 +158,13 @@ LATE = {"fragments": 3, "delay": 5, "mixing": 0.5}
 ADAMW = partial(AdamW, lr=4e-4, weight_decay=0.1)
 SAME: dict[str, tuple[Any, str, Any, int, dict[str, Any]]] = {
     "localsgd": (partial(SGD, lr=0.1, momentum=0.9), "none", {"lr": 1.0}, 8, {}),
+    "lora": (
+        partial(AdamW, lr=2e-4),
+        "uniform",
+        {"lr": 1.0, "momentum": 0.4},
+        20,
+        {},
+    ),
     "diloco": (ADAMW, "none", {"lr": 0.7, **NESTEROV}, 500, {}),
     "streaming_diloco": (ADAMW, "uniform", {"lr": 0.4, **NESTEROV}, 30, LATE),
     "muloco": (
@@ -201,5 +208,11 @@ def both_ways(rank: int, world: int, name: str) -> tuple[int, bool]:
 @pytest.mark.multi
 @each("name", SAME)
 def test_a_recipe_is_what_it_says(two: Ranks, name: str) -> None:
-    wanted = {"localsgd": 1, "diloco": 0, "streaming_diloco": 3, "muloco": 2}
+    wanted = {
+        "localsgd": 1,
+        "lora": 1,
+        "diloco": 0,
+        "streaming_diloco": 3,
+        "muloco": 2,
+    }
     assert two.run(both_ways, name) == [(wanted[name], True)] * 2

@@ -1,32 +1,38 @@
-"""Outer steps under partial rounds, on a virtual clock: held-out loss at equal steps.
+"""Outer steps under partial rounds, on a virtual clock: held-out loss at equal tokens.
 
 python -m gradwire_bench.runs.outer_steps
 
-Learners train a model of bytes, by AdamW, on Python's documentation topics. Each run
-has as many local steps in all. In "lock step" all learners are in each round, and
-messages take no time. Otherwise half of the learners close a round, messages take three
-steps of a fast learner, and at "1:4" half of the learners take four times as long for a
-step. The scored model is the mean of all learners' parameters.
+Learners train a small GPT or LSTM, by AdamW, on Python's documentation topics. All runs
+of a number of learners have as many local steps in all, so they see as many tokens. In
+"lock step" all learners are in each round, and messages take no time. Otherwise half of
+the learners close a round, messages take three steps of a fast learner, and at "1:4"
+half of the learners take four times as long for a step. The learning rate follows the
+local steps of all learners. The scored model is the mean of all learners' parameters.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean
-from typing import Any
+from itertools import product
+from math import cos, pi
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import SGD, AdamW
 
 from gradwire.cli.report.table import Row
+from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.sparseloco import sparseloco
+from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor
-from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.rounds import (
     FragmentLearner,
@@ -35,52 +41,76 @@ from gradwire.exchange.rounds import (
     RoundCodec,
     Rules,
 )
-from gradwire_lab.exchange.virtual_rounds import VirtualClock, VirtualRank, stepping
+from gradwire_lab.exchange.virtual_rounds import (
+    DelayedNesterov,
+    VirtualClock,
+    VirtualRank,
+    stepping,
+)
 
 from ..workloads import text
-from ..workloads.task import random_of
+from ..workloads.gpt import GPT
+from ..workloads.lstm import LSTMLM
+from ..workloads.task import Batch, class_loss, mean_over, random_of
 
+PLAIN = "plain, lr 1"
 OUTER_STEPS: dict[str, Any] = {
     "Nesterov 0.7/0.9": partial(SGD, lr=0.7, momentum=0.9, nesterov=True),
-    "plain, lr 1": partial(SGD, lr=1.0),
-    "plain, lr 0.28": partial(SGD, lr=0.28),
+    PLAIN: partial(SGD, lr=1.0),
+    "plain, lr 0.5": partial(SGD, lr=0.5),
+    "Nesterov 0.28/0.9": partial(SGD, lr=0.28, momentum=0.9, nesterov=True),
     "SlowMo 0.4": partial(SGD, lr=1.0, momentum=0.4),
+    "delayed Nesterov": partial(DelayedNesterov, lr=0.7, momentum=0.9, every=2),
 }
+CONTEXT = 32
+"""The bytes of a window."""
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": partial(GPT, CONTEXT, width=32, num_layers=1, num_heads=2),
+    "lstm": partial(LSTMLM, 256, embedding=32, hidden=64),
+}
+RATES = {"gpt": 4e-3, "lstm": 2e-2}
 LOCK_STEP = "lock step"
 PACES = (LOCK_STEP, "1:1", "1:4")
-CONTEXT = 8
-"""The bytes that the model sees."""
-BATCH = 32
+BATCH = 4
 EVERY = 10
 DELAY = 3.0
 """Steps of a fast learner that a message takes."""
+
+
+class Sent(NamedTuple):
+    """A compressor of pushes and merges, and whether residuals keep its losses."""
+
+    codec: Compressor
+    is_kept: bool
+
+
+FLOAT32 = "32 bits"
+SENT: dict[str, Sent] = {
+    FLOAT32: Sent(none(), False),
+    "16 bits": Sent(cast16(), False),
+    "16 bits, feedback": Sent(cast16(), True),
+    "4 bits, blocks of 512": Sent(uniform(), False),
+    "4 bits, blocks of 64": Sent(uniform(block=64), False),
+    "4 bits, blocks of 64, feedback": Sent(uniform(block=64), True),
+    "2 bits": Sent(sparseloco(density=1.0), False),
+    "2 bits, feedback": Sent(sparseloco(density=1.0), True),
+    "1 bit": Sent(onebit(stretch=1.0), False),
+    "1 bit, feedback": Sent(onebit(stretch=1.0), True),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """A run, but for its seed."""
 
-    outer: str = "plain, lr 1"
-    pace: str = LOCK_STEP
-    learners: int = 2
-    steps: int = 1200
+    model: str = "gpt"
+    outer: str = PLAIN
     merge: str = "mean"
-    codec: Compressor = field(default_factory=none)
-
-
-class Bytes(nn.Module):
-    """Scores of the next byte from the last ones: an embedding and a hidden layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(256, 16)
-        self.hidden = nn.Linear(16 * CONTEXT, 128)
-        self.scores = nn.Linear(128, 256)
-
-    def forward(self, bytes_BT: Tensor) -> Tensor:
-        hidden_BD = functional.relu(self.hidden(self.embedding(bytes_BT).flatten(1)))
-        scores_BV: Tensor = self.scores(hidden_BD)
-        return scores_BV
+    sent: str = FLOAT32
+    learners: int = 2
+    pace: str = LOCK_STEP
+    steps: int = 160
+    """Local steps in all, over learners."""
 
 
 class Learner:
@@ -88,49 +118,49 @@ class Learner:
 
     def __init__(self, setting: Setting, rank: int, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = Bytes()
+        self.model = MODELS[setting.model]()
         params = list(self.model.parameters())
-        groups = (params[:3], params[3:])
+        half = len(params) // 2
+        groups = (params[:half], params[half:])
+        self.shapes = [tuple(tuple(p.shape) for p in group) for group in groups]
         self.flats = [
             torch.cat([p.detach().flatten() for p in group]) for group in groups
         ]
+        wholes = []
         for group, flat in zip(groups, self.flats, strict=True):
+            whole = nn.Parameter(flat, requires_grad=False)
+            whole.grad = torch.zeros_like(flat)
             sizes = [p.numel() for p in group]
-            for param, part in zip(group, torch.split(flat, sizes), strict=True):
+            values = torch.split(flat, sizes)
+            parts = zip(values, torch.split(whole.grad, sizes), strict=True)
+            for param, (part, grad) in zip(group, parts, strict=True):
                 param.data = part.view_as(param)
-        self._optimizer = AdamW(params, 2e-3, weight_decay=0.0, fused=True)
+                param.grad = grad.view_as(param)
+            wholes.append(whole)
+        self.rate = RATES[setting.model]
+        self.optimizer = AdamW(wholes, self.rate, weight_decay=0.0, fused=True)
         self._draw = partial(random_of, seed, rank=rank, world=setting.learners)
         self._text_N = torch.frombuffer(bytearray(text.topics()), dtype=torch.uint8)
 
-    def batch(self, first: int, last: int, random: torch.Generator) -> Iterator[Tensor]:
-        """Inputs and targets that begin from ``first`` to ``last``."""
-        starts_B = torch.randint(first, last, (BATCH,), generator=random)
+    def batch(self, starts_B: Tensor) -> Batch:
+        """Windows that begin here, and the next byte of each byte."""
         windows_BT = self._text_N[starts_B[:, None] + torch.arange(CONTEXT + 1)].long()
-        yield windows_BT[:, :-1]
-        yield windows_BT[:, -1]
+        return windows_BT[:, :-1], windows_BT[:, 1:]
 
     def train(self, step: int) -> int:
         """Makes a local step; returns its tokens."""
-        end = self._text_N.numel() * 9 // 10
-        inputs, targets = self.batch(0, end, self._draw(step))
-        self._optimizer.zero_grad()
-        loss = functional.cross_entropy(self.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return BATCH
+        end = self._text_N.numel() * 9 // 10 - CONTEXT
+        starts_B = torch.randint(end, (BATCH,), generator=self._draw(step))
+        self.optimizer.zero_grad(set_to_none=False)
+        class_loss(self.model, *self.batch(starts_B)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return BATCH * CONTEXT
 
-    @torch.no_grad()
     def score(self) -> float:
         """The loss on text that no learner trains on."""
-        random = torch.Generator().manual_seed(0)
-        numel = self._text_N.numel()
-        batches = [
-            self.batch(numel * 9 // 10, numel - CONTEXT - 1, random) for _ in range(200)
-        ]
-        return mean(
-            float(functional.cross_entropy(self.model(inputs), targets))
-            for inputs, targets in batches
-        )
+        last = self._text_N.numel() - CONTEXT - 1
+        starts_B = torch.arange(last * 9 // 10 + CONTEXT, last, 4 * CONTEXT)
+        return mean_over(self.model, class_loss, self.batch(starts_B), 64)
 
 
 def rank_of(setting: Setting, learner: Learner, rank: int) -> VirtualRank:
@@ -143,19 +173,33 @@ def rank_of(setting: Setting, learner: Learner, rank: int) -> VirtualRank:
         fragments=len(learner.flats),
         merge=setting.merge,
     )
+    sent = SENT[setting.sent]
     learners = []
     owners = []
     for fragment, flat in enumerate(learner.flats):
-        spec = TensorSpec("fragment", flat.numel())
+        spec = TensorSpec("fragment", flat.numel(), shapes=learner.shapes[fragment])
+        codecs = [RoundCodec(sent.codec, spec, rank, world) for _ in range(2)]
+        if not sent.is_kept:
+            for codec in codecs:
+                codec.residual_N = None
         anchor_N = flat.clone()
-        codec = RoundCodec(setting.codec, spec, rank, world)
         step = stepping(anchor_N, OUTER_STEPS[setting.outer])
-        learners.append(FragmentLearner(rank, fragment, codec, rules, anchor_N, step))
+        learners.append(
+            FragmentLearner(rank, fragment, codecs[0], rules, anchor_N, step)
+        )
         if fragment % world == rank:
-            codec = RoundCodec(setting.codec, spec, rank, world)
-            owners.append(FragmentOwner(fragment, codec, rules, world))
+            owners.append(FragmentOwner(fragment, codecs[1], rules, world))
     rounds = PartialRounds(rank, learners, owners)
     return VirtualRank(rounds, learner.flats, learner.train)
+
+
+def rate_at(share: float) -> float:
+    """The factor of the learning rate: a short warm-up, then a cosine to a tenth.
+
+    >>> [round(rate_at(share), 2) for share in (0.0, 0.025, 0.05, 1.0)]
+    [0.0, 0.5, 1.0, 0.1]
+    """
+    return min(share / 0.05, 0.55 + 0.45 * cos(pi * max(0.0, share - 0.05) / 0.95))
 
 
 def loss_of(setting: Setting, seed: int) -> float:
@@ -170,53 +214,93 @@ def loss_of(setting: Setting, seed: int) -> float:
         step_s=lambda rank: 1.0 if rank < world / 2 else slow_s,
         delay_s=lambda source, target, size: 0.0 if source == target else delay,
     )
-    while sum(r.rounds.step for r in ranks) < setting.steps:
+    num_steps = setting.steps * world
+    while (made := sum(r.rounds.step for r in ranks)) < num_steps:
+        for learner in learners:
+            factor = rate_at((made + world) / (num_steps + world))
+            learner.optimizer.param_groups[0]["lr"] = factor * learner.rate
         clock.run(clock.now_s + 1.0)
     for flats in zip(*(learner.flats for learner in learners), strict=True):
         flats[0].copy_(torch.stack(flats).mean(0))
     return learners[0].score()
 
 
-def measure(
-    numbers: Iterable[int],
-    seeds: Sequence[int],
-    setting: Setting,
-    outers: Sequence[str] = tuple(OUTER_STEPS),
-) -> Iterator[Row]:
-    """A row for each outer step and number of learners, with the losses by pace.
+def settings_of(numbers: Iterable[int], steps: int) -> Iterator[Setting]:
+    """All runs: outer steps by pace; with 4 learners merges and bits too."""
+    for learners, model in product(numbers, MODELS):
+        base = Setting(model=model, learners=learners, steps=steps)
+        for outer, pace in product(OUTER_STEPS, PACES):
+            yield replace(base, outer=outer, pace=pace)
+        if learners == 4:
+            for outer, pace in product((PLAIN, "plain, lr 0.5"), PACES[1:]):
+                yield replace(base, outer=outer, merge="rda", pace=pace)
+            for sent in SENT:
+                if sent != FLOAT32:
+                    yield replace(base, sent=sent, pace="1:4")
 
-    Cells are means over seeds.
+
+Losses = dict[Setting, list[float]]
+
+
+def rows_of(losses: Losses) -> list[Row]:
+    """A row for each run but for its pace: median loss and range by pace.
+
+    Lock step's loss is over the best of lock step, and that of another pace over lock
+    step's with the same outer step, in percent.
     """
-    for learners in numbers:
-        for outer in outers:
-            row: Row = {"name": outer, "learners": learners}
-            for pace in PACES:
-                chosen = replace(setting, outer=outer, pace=pace, learners=learners)
-                losses = [loss_of(chosen, seed) for seed in seeds]
-                row[pace] = round(mean(losses), 3)
-                row[f"{pace}, range"] = round(max(losses) - min(losses), 3)
-            yield row
+    medians = {setting: median(values) for setting, values in losses.items()}
+    best: dict[tuple[str, int], float] = defaultdict(lambda: float("inf"))
+    for setting, loss in medians.items():
+        if setting.sent == FLOAT32:
+            key = (setting.model, setting.learners)
+            best[key] = min(best[key], loss)
+    rows: dict[Setting, Row] = {}
+    for setting, loss in medians.items():
+        whole = replace(setting, pace=LOCK_STEP)
+        row = rows.setdefault(
+            whole,
+            {
+                "name": setting.outer,
+                "model": setting.model,
+                "learners": setting.learners,
+                "merge": setting.merge,
+                "sent": setting.sent,
+            },
+        )
+        lock_step = medians.get(replace(whole, merge="mean", sent=FLOAT32), loss)
+        row[setting.pace] = round(loss, 3)
+        row[f"{setting.pace}, range"] = round(
+            max(losses[setting]) - min(losses[setting]), 3
+        )
+        row[f"{setting.pace}, % over lock step"] = round(
+            100 * (loss / lock_step - 1), 1
+        )
+        row[f"{setting.pace}, % over best"] = round(
+            100 * (loss / best[setting.model, setting.learners] - 1), 1
+        )
+    return list(rows.values())
+
+
+def measure(settings: Iterable[Setting], seeds: Sequence[int]) -> list[Row]:
+    """Runs all, and prints each run's losses when they are there."""
+    losses: Losses = {}
+    for setting in settings:
+        losses[setting] = [loss_of(setting, seed) for seed in seeds]
+        print(setting, losses[setting], flush=True)
+    return rows_of(losses)
 
 
 def main() -> None:
-    """Measures as the command line says, and prints each row when it is there."""
+    """Measures as the command line says, and prints the rows."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--learners", type=int, nargs="+", default=[2, 4, 8])
-    options.add_argument("--outer", nargs="+", default=list(OUTER_STEPS))
+    options.add_argument("--learners", type=int, nargs="+", default=[4, 2, 8])
     options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--steps", type=int, default=1200)
-    options.add_argument("--merge", default="mean")
-    options.add_argument("--compressor", default="none")
+    options.add_argument("--steps", type=int, default=160)
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    setting = Setting(
-        steps=chosen.steps,
-        merge=chosen.merge,
-        codec=load("compress", chosen.compressor)(),
-    )
-    seeds = range(chosen.seeds)
-    for row in measure(chosen.learners, seeds, setting, chosen.outer):
-        print(row, flush=True)
+    settings = settings_of(chosen.learners, chosen.steps)
+    for row in measure(settings, range(chosen.seeds)):
+        print(row)
 
 
 if __name__ == "__main__":

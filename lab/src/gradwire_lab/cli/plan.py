@@ -4,6 +4,7 @@ plan.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,15 @@ from gradwire.planning.make_plan import plan as make_plan
 
 from ..planning.account import Account
 from ..planning.explain import REASONS, alternatives, explain
-from ..planning.inputs import RANKS, RATE, load_or_read, read_cluster, read_settings
+from ..planning.inputs import (
+    RANKS,
+    RATE,
+    load_or_read,
+    read_cluster,
+    read_settings,
+    read_speeds,
+)
+from ..planning.local_rounds import proposals
 
 app = typer.Typer()
 
@@ -60,6 +69,13 @@ def plan(
     why: Annotated[
         bool, typer.Option("--explain", help="Say why, and what else there is.")
     ] = False,
+    local: Annotated[
+        bool, typer.Option(help="Propose settings of gw.local_steps instead.")
+    ] = False,
+    speeds: Annotated[
+        str | None,
+        typer.Option(help="With --local: each rank's speed, as 1,1,0.25; else all 1."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Decide what is sent together, in which pieces and in which order; show and
@@ -68,6 +84,11 @@ def plan(
     Without --cluster: uncompressed all-reduces on a ring, 65 us a hop.
     """
     where = read_cluster(cluster, ranks, rate, delay)
+    if local or speeds is not None:
+        if model is None or not local:
+            raise invalid("--local", local, "given with --model", "write both")
+        _emit_proposals(load_or_read(model), where, speeds, as_json)
+        return
     if show is not None:
         if planner or settings or tune:
             accepted = "given without --planner, --set and --tune"
@@ -94,6 +115,31 @@ def plan(
         _emit_reasons(made, profile, where, title, as_json)
     else:
         emit("plan", message_rows(made, profile, where), as_json=as_json, title=title)
+
+
+def _emit_proposals(
+    profile: Profile, cluster: Cluster, speeds: str | None, as_json: bool
+) -> None:
+    """A row for lock step and one for a quorum, the better one first."""
+    step_s = profile.forward_s + profile.backward_s
+    seconds = [step_s / speed for speed in read_speeds(speeds, cluster.num_ranks)]
+    with progress("playing rounds"):
+        found = proposals(profile, cluster, seconds)
+    rows: list[Row] = [
+        {
+            "name": "lock step" if one.quorum is None else f"quorum={one.quorum}",
+            "every": one.every,
+            "exchange": one.exchange,
+            "keeps_up": one.keeps_up,
+            **asdict(one.forecast),
+        }
+        for one in found
+    ]
+    title = (
+        f"local steps of {profile.model}, {cluster.num_ranks} ranks at "
+        + format_rate(cluster.rate_bytes_per_s)
+    )
+    emit("plan", rows, as_json=as_json, title=title)
 
 
 def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[Row]:

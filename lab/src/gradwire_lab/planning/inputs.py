@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from gradwire.contract.bounds import check_whole
@@ -85,6 +86,23 @@ def read_settings(texts: Sequence[str]) -> dict[str, object]:
             raise invalid("--set", word, "name=value", "write --set credit=4")
         values[name] = _value(name, text)
     return values
+
+
+def read_speeds(text: str | None, num_ranks: int) -> list[float]:
+    """Each rank's speed, as a factor of the profile's.
+
+    >>> read_speeds("1,0.25", 2), read_speeds(None, 3)
+    ([1.0, 0.25], [1.0, 1.0, 1.0])
+    """
+    words = ["1"] * num_ranks if text is None else text.split(",")
+    accepted = f"{num_ranks} numbers above 0, one for each rank"
+    try:
+        speeds = [float(word) for word in words]
+    except ValueError:
+        speeds = []
+    if len(speeds) != num_ranks or not all(0 < speed < inf for speed in speeds):
+        raise invalid("--speeds", text, accepted, "write --speeds 1,1,0.25,0.25")
+    return speeds
 
 
 def _value(name: str, text: str) -> object:

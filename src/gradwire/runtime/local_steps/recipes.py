@@ -143,6 +143,51 @@ def diloco(
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
+def lora(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    lr: float = 2e-4,
+    every: int = 20,
+    exchange: Way = "uniform",
+    **settings: Any,
+) -> Started:
+    """LoRA over far hosts: AdamW on adapters, whose means move with a slow momentum.
+
+    The base model is frozen and never travels, if each rank has loaded the same.
+
+    Source: Hu et al. 2021, arXiv 2106.09685 (LoRA); the learning rate is usual with
+        PEFT. The other defaults lost least in docs/two_sites.md.
+
+    Args:
+        model: The model with adapters, such as PEFT's ``get_peft_model`` makes, on its
+            device. Other ranks get the adapters of rank 0.
+        optimizer: Default: AdamW of the parameters with ``requires_grad``.
+        lr: The learning rate of AdamW, by default 2e-4.
+        every: Local steps from one mean to the next, by default 20.
+        exchange: A compressor, an exchange or a name. Default: 4 bits an element.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and
+            ``group``.
+
+    Returns:
+        The optimizer that the loop steps, and the handle.
+
+    Raises:
+        InvalidSetting, RanksDiffer, RankFailed: As ``gw.local_steps``.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    >>> _ = model[0].requires_grad_(False)
+    >>> optimizer, handle = lora(model)
+    >>> [len(group["params"]) for group in optimizer.param_groups]
+    [2]
+    >>> handle.detach()
+    """
+    adapters = [param for param in model.parameters() if param.requires_grad]
+    inner = optimizer or AdamW(adapters, lr)
+    settings = {"outer": SLOWMO, **settings}
+    return inner, local_steps(model, inner, exchange, every=every, **settings)
+
+
 def streaming_diloco(
     model: nn.Module,
     optimizer: Optimizer | None = None,
@@ -157,8 +202,8 @@ def streaming_diloco(
     Source: Douillard et al. 2025, arXiv 2501.18512, whose settings are the defaults:
     outer learning rate 0.4, momentum 0.9, mixing 0.5. Means take effect 5 steps late.
     The paper's 4 bits are floats with 3 bits of exponent; here they are ``uniform``'s
-    levels with error feedback. A fragment is three blocks of a transformer in the
-    paper, and a third of the parameters here.
+    levels, rounded at random. Neither has error feedback. A fragment is three blocks of
+    a transformer in the paper, and a third of the parameters here.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
@@ -202,7 +247,7 @@ def muloco(
     Source: Thérien et al. 2025, arXiv 2505.23725. The defaults (5 steps, 4 bits,
     SlowMo's outer optimizer) are those of docs/measured.md. The paper has 30 steps, 2
     bits with error feedback and a tuned Nesterov momentum:
-    ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
+    ``every=30, exchange=gw.compress.sparseloco(density=1.0), outer=...``.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
