@@ -20,11 +20,11 @@ from typing import Any
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Bulk, Plan, Setting
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import arrivals
 from gradwire.planning.simulation.clock import Demand
 from gradwire.planning.simulation.events import Timetable, Traffic, play
 from gradwire.planning.simulation.supersteps import Hop
 from gradwire_lab.planning.slots import simulate_slots
+from gradwire_lab.planning.sparse_fusion import arrivals
 
 from ..frame import Ask, Claim, Findings, Row
 from .ablation import (

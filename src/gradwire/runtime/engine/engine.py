@@ -761,8 +761,10 @@ class Driver:
         apart = computes
         wire: list[Task] = []
         if network:
+            channel = self.routes.of(network, self.index, self.lane)[0]
             beside: list[Task] = []
-            if not is_begun(network) and all(map(self._computes_here, computations)):
+            is_carried = not is_begun(network, channel)
+            if is_carried and all(map(self._computes_here, computations)):
                 beside = computes
                 apart = []
             # Verbs for the network that may run at once are one task, started together.
