@@ -61,14 +61,13 @@ class FarLine(LineFit):
 def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     """The line of a verb between hosts of this latency.
 
-    ``near`` is its line without distance. The line bends at three sizes: from there on
-    the runtime takes a ring, or posts no receives ahead, or a ring's bytes hide its
-    hops.
+    ``near`` is its line without distance. The line bends where the runtime posts no
+    receives ahead any more. A ring's line also bends where bytes begin to hide hops.
 
     >>> near = LineFit(alpha_s=0.0, per_unit_s=1e-6)
     >>> far = far_line("all_reduce", 4, near, 0.05)
     >>> [round(far.measured_s(size), 3) for size in (4096, 2**20)]
-    [0.104, 1.212]
+    [0.104, 1.149]
     """
     num_hops = hops(verb, world)
     ahead = ahead_bytes(verb, world, latency_s)
