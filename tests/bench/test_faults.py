@@ -85,6 +85,12 @@ def test_a_trial_is_judged_by_its_ends(
     assert set(judge(accident(kind), found).wrong) == flaws
 
 
+def test_far_ranks_have_ten_round_trips_more() -> None:
+    found = aftermath(lost(), lost(end_s=10.7), None, lost())
+    assert set(judge(accident("kill"), found).wrong) == {"late"}
+    assert judge(accident("kill"), found, round_trip_s=0.08).wrong == {}
+
+
 def side(*ranks: int, text: str = "the network is parted") -> Ending:
     return lost(ranks)._replace(text=text)
 

@@ -38,6 +38,7 @@ NUMEL = int(3 * LIMIT_S * RATE / 4)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (direct, wire):
         monkeypatch.setattr(module, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(wire, "TREE_BYTES", 4096)
     monkeypatch.setattr(direct, "AHEAD_BYTES", 8192)
 
 

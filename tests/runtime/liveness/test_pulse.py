@@ -114,7 +114,7 @@ def test_a_far_store_is_asked_a_few_times_in_a_round_for_all_ranks_signs(
         assert len(ranks[0].signs()) == WORLD
     rounds = " ".join(store.asked).split("set")[2:-1]
     assert rounds
-    assert max(len(names.split()) for names in rounds) <= 3
+    assert max(len(names.split()) for names in rounds) <= 2
 
 
 @pytest.mark.parametrize("detaches", [True, False])

@@ -251,9 +251,10 @@ def test_sums_have_the_bits_of_gloos_ring(world: int) -> None:
     among(world, work, [HostChannel])
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("world", [2, 3])
 def test_sums_of_several_segments_have_the_bits_of_gloos_ring(world: int) -> None:
-    work = partial(sums_like_the_ring, numel=1_300_001, dtype=torch.float32)
+    """Here gloo's segments are as long as they may be."""
+    work = partial(sums_like_the_ring, numel=1_700_001, dtype=torch.float32)
     among(world, work, [HostChannel])
 
 

@@ -129,6 +129,7 @@ def _judged(
     """The flaws of every trial by its number."""
     judged: dict[int, Flaws] = {}
     made = Trials(settings.testbed)
+    round_trip_s = 2 * (settings.wide_area.delay_s + settings.wide_area.jitter_s)
     with made as trials, ThreadPoolExecutor(settings.at_once) as pool:
         running = {
             pool.submit(trials.observe, accident): accident for accident in accidents
@@ -136,7 +137,8 @@ def _judged(
         try:
             for done in as_completed(running):
                 accident = running[done]
-                judged[accident.number] = judge(accident, done.result())
+                seen = done.result()
+                judged[accident.number] = judge(accident, seen, round_trip_s)
                 wrong = sum(bool(flaws.wrong) for flaws in judged.values())
                 what = f"{len(judged)} of {len(accidents)} trials, {wrong} wrong"
                 report(len(judged) / len(accidents), what)

@@ -11,9 +11,13 @@ from .accidents import BENIGN, FSDP, LINKS, PARTITIONS, PAYLOADS, WHOLE, Acciden
 
 GRACE_S = 5.0
 """Seconds after the time-out in which every survivor must have ended."""
+ROUND_TRIPS = 10
+"""Round trips that far survivors have besides: of waits, and of questions to the store.
+"""
 COLUMNS = {
     "hangs": "did not end",
-    "late": f"ended more than {GRACE_S:g} s after the time-out",
+    "late": f"ended more than {GRACE_S:g} s and {ROUND_TRIPS} round trips after the "
+    "time-out",
     "raw": "an error that is none of gradwire's, or a process that died",
     "diverged": "parameters that differ without an error, or from those without an "
     "accident",
@@ -68,7 +72,7 @@ class Flaws(NamedTuple):
     detect_s: float | None
 
 
-def judge(accident: Accident, seen: Aftermath) -> Flaws:
+def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Flaws:
     """The flaws of a trial, from what became of its ranks."""
     if not seen.struck_s:
         ends = [ending and f"{ending.error} {ending.text}" for ending in seen.endings]
@@ -98,7 +102,8 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
     detect_s = max(ending.end_s for ending in errors.values()) - max(
         seen.struck_s.values()
     )
-    if detect_s > accident.timeout_s + GRACE_S:
+    grace_s = GRACE_S + ROUND_TRIPS * round_trip_s
+    if detect_s > accident.timeout_s + grace_s:
         wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
     return Flaws(wrong, detect_s)
 

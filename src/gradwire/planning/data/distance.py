@@ -68,7 +68,7 @@ def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     >>> near = LineFit(alpha_s=0.0, per_unit_s=1e-6)
     >>> far = far_line("all_reduce", 4, near, 0.05)
     >>> [round(far.measured_s(size), 3) for size in (4096, 2**20)]
-    [0.104, 1.212]
+    [0.104, 1.149]
     """
     num_hops = hops(verb, world)
     ahead = ahead_bytes(verb, world, latency_s)

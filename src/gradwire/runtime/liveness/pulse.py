@@ -174,6 +174,8 @@ class Pulse:
         """The number of callers that wait for others' signs."""
         self._num_reads = 0
         self._signs: list[Sign] = []
+        self._have_all_shown = False
+        """Whether all ranks' signs are in the store, and it gives several at once."""
         self._beats = [Stillness() for _ in range(world)]
         self.roll_call = RollCall(rank, world, self._heard, self._own)
         self._thread = threading.Thread(
@@ -385,7 +387,9 @@ class Pulse:
     def _read(self) -> list[Sign]:
         """Every rank's sign. All are asked for at once, as the store may be far."""
         keys = [f"pulse/{rank}" for rank in range(self._world)]
-        if self._store.has_extended_api() and self._store.check(keys):
+        if not self._have_all_shown and self._store.has_extended_api():
+            self._have_all_shown = self._store.check(keys)
+        if self._have_all_shown:
             return [_sign(value) for value in self._store.multi_get(keys)]
         return [
             _sign(self._store.get(key)) if self._store.check([key]) else _NO_SIGN

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -84,6 +85,8 @@ FOLDER = "GRADWIRE_RECORDS"
 """The environment variable with the folder for records; default: the system's folder
 for temporary files.
 """
+TREE_BYTES = 2**24
+"""The most bytes of a piece of a broadcast: gloo passes two on at a time."""
 BATCH_BYTES = 2**25
 """The bytes of small tensors that one broadcast carries at an attach, about."""
 POLL_S = 0.02
@@ -544,7 +547,7 @@ def is_begun(verbs: Sequence[Communication], channel: Channel) -> bool:
     """Whether verbs run without a thread that waits: gloo has futures for them."""
     verb, *others = verbs
     waits = isinstance(verb, Send | Recv) or goes_straight(verb, channel)
-    is_cut = isinstance(verb, Broadcast) and verb.buf.nbytes > PIECE_BYTES
+    is_cut = verb.buf.nbytes > _most_bytes(verb)
     return not others and not waits and not is_cut
 
 
@@ -666,15 +669,28 @@ class Works:
             work.wait()
 
 
+def _most_bytes(verb: Communication) -> float:
+    """The most bytes of a verb that gloo moves at once; it has pieces of its own for
+    the verbs that are not named here.
+    """
+    match verb:
+        case Send() | Recv():
+            return PIECE_BYTES
+        case Broadcast():
+            return TREE_BYTES
+        case _:
+            return math.inf
+
+
 def start(verb: Communication, channel: Channel, *, straight: bool = False) -> Any:
     """Has a channel begin a verb; returns its work."""
     if straight and goes_straight(verb, channel):
         return begin_straight(verb, channel)
+    most_bytes = _most_bytes(verb)
+    if verb.buf.nbytes > most_bytes:
+        pieces = torch.split(verb.buf, int(most_bytes) // verb.buf.itemsize)
+        return Works([start(replace(verb, buf=piece), channel) for piece in pieces])
     match verb:
-        case Send() | Recv() | Broadcast() if verb.buf.nbytes > PIECE_BYTES:
-            numel = PIECE_BYTES // verb.buf.itemsize
-            pieces = [replace(verb, buf=buf) for buf in torch.split(verb.buf, numel)]
-            return Works([start(piece, channel) for piece in pieces])
         case Send(dst, buf):
             return channel.send([buf], dst, _tag(buf))
         case Recv(src, buf):
