@@ -54,9 +54,9 @@ def reproduce(
 
 
 def show_contents(paper: str, figures: Sequence[str], *, as_json: bool) -> None:
-    """Prints the paper's tables and figures, each with the figures here that show it,
-    or why none does. Without a paper's name it prints all papers', each with the
-    command that measures it.
+    """Prints the paper's tables and figures, each with the figures here that show it
+    and how these are made, or why none does. Without a paper's name it prints all
+    papers', each with the command that measures it.
 
     With ``figures`` only the tables and figures that these show are printed.
     """
@@ -75,6 +75,7 @@ def show_contents(paper: str, figures: Sequence[str], *, as_json: bool) -> None:
             "name": one.place,
             "shows": one.shows,
             "reproduced as": ", ".join(one.figures) or "not reproduced",
+            "how": one.how,
             "why not": one.why,
         }
         for one in found.contents
@@ -87,7 +88,12 @@ def _listed(paper: str, one: Item) -> dict[str, object]:
     """The command that measures a table or figure, or the reason why there is none."""
     options = " ".join(f"--figure {figure}" for figure in one.figures)
     command = f"gradwire reproduce {paper} {options}" if options else "not reproduced"
-    return {"shows": one.shows, "command": command, "why not": one.why}
+    return {
+        "shows": one.shows,
+        "command": command,
+        "how": one.how,
+        "why not": one.why,
+    }
 
 
 def _head(found: Reproduction) -> str:

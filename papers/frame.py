@@ -27,6 +27,16 @@ small the printed effect is.
 """
 
 
+MEASURED = "measured"
+"""A run on this machine: its seconds, bytes, counts or losses."""
+SIMULATED = "simulated"
+"""The virtual clock or a formula of seconds, with stated costs."""
+BOTH = "measured, simulated"
+BY_CONSTRUCTION = "by construction"
+"""A definition that the code takes over, so that no run could show anything else."""
+WAYS = (MEASURED, SIMULATED, BOTH, BY_CONSTRUCTION)
+
+
 @dataclass(frozen=True)
 class Claim:
     """A statement of the paper beside the result here."""
@@ -137,6 +147,8 @@ class Item:
     """The names of the ``Figure``s that show it; empty where it is not reproduced."""
     why: str = ""
     """The reason why it, or a part of it, is not reproduced."""
+    how: str = ""
+    """One of ``WAYS``; empty where it is not reproduced."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ def each(
     cases: Iterable[Any],
     ids: Callable[[Any], object] | Sequence[str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """``pytest.mark.parametrize`` for cases of no set-up: one test, a subtest each.
+    """``pytest.mark.parametrize`` for cases of no set-up: one test, and a subtest for
+    each case that fails.
 
     A fixture is made once for all cases. A test that somebody wants to run alone, or
     that takes longer than a glance, stays parametrized.
@@ -34,11 +35,15 @@ def each(
         def run(subtests: pytest.Subtests, **fixtures: Any) -> None:
             for number, case in enumerate(cases):
                 values = case if len(keys) > 1 else (case,)
-                with subtests.test(label(number, values)):
-                    own = dict(zip(keys, values, strict=True))
-                    if takes_subtests:
-                        own["subtests"] = subtests
+                own = dict(zip(keys, values, strict=True))
+                if takes_subtests:
+                    own["subtests"] = subtests
+                try:
                     test(**fixtures, **own)
+                except BaseException:
+                    # Thousands of reports of cases that pass would take seconds.
+                    with subtests.test(label(number, values)):
+                        raise
 
         asked = inspect.signature(test).parameters
         takes_subtests = "subtests" in asked

@@ -17,8 +17,8 @@ WHERE = (
     "runtime/step/test_unused.py",
 )
 """Algorithms by name, their exchanges, and ranks that train."""
-MANY = 100
-"""Far fewer tests and subtests would mean that they were not found."""
+MANY = 30
+"""Far fewer tests would mean that they were not found."""
 
 
 @pytest.mark.slow
@@ -48,5 +48,5 @@ def test_the_librarys_own_tests_pass_without_the_other_packages() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    counts = re.findall(r"(\d+) (?:subtests )?passed", done.stdout)
-    assert sum(map(int, counts)) > MANY
+    (count,) = re.findall(r"(\d+) passed", done.stdout)
+    assert int(count) > MANY

@@ -192,6 +192,7 @@ def plans_of(profile: Profile, cluster: Cluster, collective: str) -> dict[str, P
 
 
 def onebit_by(collective: str, settings: dict[str, Setting]) -> ExchangeSetting:
+    """onebit by a collective with these settings, with error feedback."""
     return ExchangeSetting(
         compressor="onebit",
         collective=collective,

@@ -36,6 +36,7 @@ from .ablation import (
     plan_with,
     sharing,
 )
+from .plans import SEND
 from .setting import GBIT, LOCAL
 
 RANKS = 8
@@ -45,10 +46,17 @@ MODELS = (
     ("resnet50", "casync_ps"),
     ("ugatit", "casync_ps"),
 )
-RATES_GBIT = (0.1, 1.0, 10.0)
+FAR_S = 0.02
+LINKS = (
+    (0.1, SEND.alpha_s),
+    (1.0, SEND.alpha_s),
+    (10.0, SEND.alpha_s),
+    (0.1, FAR_S),
+)
+"""Gbit/s, and seconds of a hop."""
 SPREADS = (0.0, 0.2)
 """How much longer the last rank's backward pass takes than the first's."""
-RULES = (Bulk(), Bulk(timeout_s=0.005, size_bytes=2**16))
+RULES = (Bulk(), Bulk(ahead=1))
 STATIC = "static turns"
 COORDINATED = "coordinator"
 NOT_SAID = "the paper shows bulk communication as one, on GPUs and 56 Gbit/s"
@@ -56,13 +64,13 @@ NOT_SAID = "the paper shows bulk communication as one, on GPUs and 56 Gbit/s"
 
 def coordinator(ask: Ask, num_ranks: int = RANKS) -> Findings:
     """Seconds of a step, sends and bytes; quick: one model at one rate."""
-    cases = list(product(MODELS, RATES_GBIT, SPREADS))
+    cases = list(product(MODELS, LINKS, SPREADS))
     if ask.quick:
-        cases = [(MODELS[2], 1.0, spread) for spread in SPREADS]
+        cases = [(MODELS[2], LINKS[1], spread) for spread in SPREADS]
     rows: list[Row] = []
-    for number, ((model, collective), rate_gbit, spread) in enumerate(cases):
-        ask.report(number / len(cases), f"{model} at {rate_gbit:g} Gbit/s")
-        rows += rows_of(model, collective, rate_gbit, spread, num_ranks)
+    for number, ((model, collective), link, spread) in enumerate(cases):
+        ask.report(number / len(cases), f"{model} at {link[0]:g} Gbit/s")
+        rows += rows_of(model, collective, link, spread, num_ranks)
     return Findings(
         tuple(rows),
         tuple(claims_of(rows)),
@@ -73,14 +81,15 @@ def coordinator(ask: Ask, num_ranks: int = RANKS) -> Findings:
 def rows_of(
     model: str,
     collective: str,
-    rate_gbit: float,
+    link: tuple[float, float],
     spread: float,
     num_ranks: int = RANKS,
 ) -> list[Row]:
     """A row for each way."""
+    rate_gbit, hop_s = link
     profile = LOCAL.profile(model)
     cluster = LOCAL.cluster(num_ranks).model_copy(
-        update={"rate_bytes_per_s": rate_gbit * GBIT}
+        update={"rate_bytes_per_s": rate_gbit * GBIT, "hop_s": hop_s}
     )
     slower = [1.0 + spread * rank / (num_ranks - 1) for rank in range(num_ranks)]
     found: dict[str, dict[str, Any]] = {}
@@ -89,10 +98,7 @@ def rows_of(
     for rules in RULES:
         plan = _coordinated(profile, collective, rules)
         made = simulate_slots(plan, profile, cluster, slower)
-        name = (
-            f"{COORDINATED}, {1000 * rules.timeout_s:g} ms, "
-            f"{rules.size_bytes // 1024} KiB"
-        )
+        name = f"{COORDINATED}, {rules.ahead} ahead"
         found[name] = {
             "step_s": max(timing.iteration_s for timing in made.timings),
             "sends": made.num_batches,
@@ -101,7 +107,8 @@ def rows_of(
         }
     return [
         {
-            "name": f"{model} {collective}, {rate_gbit:g} Gbit/s, {way}",
+            "name": f"{model} {collective}, {rate_gbit:g} Gbit/s, "
+            f"{1000 * hop_s:g} ms, {way}",
             "model": model,
             "way": way,
             "rate_gbit": rate_gbit,

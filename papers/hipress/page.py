@@ -6,7 +6,15 @@ Source: Wu et al., "HiPress" (IEEE TPDS), sections 2.3, 3.3, 4.4 and 6.
 
 from __future__ import annotations
 
-from ..frame import Figure, Item, Reproduction
+from ..frame import (
+    BOTH,
+    BY_CONSTRUCTION,
+    MEASURED,
+    SIMULATED,
+    Figure,
+    Item,
+    Reproduction,
+)
 from .ablation import figure12
 from .accuracy import draw14, figure14
 from .convergence import draw16, figure16
@@ -54,7 +62,7 @@ ASSUMPTIONS = (
 )
 
 DRAWING = "an illustration or notation: it states no figures"
-SIMULATED = "simulated: the cluster is not to be had"
+NO_CLUSTER = "simulated: the cluster is not to be had"
 
 CONTENTS = (
     Item("figure 1", "strategies of synchronisation", why=DRAWING),
@@ -62,7 +70,8 @@ CONTENTS = (
         "table 1",
         "training Bert-large and Transformer on 16 machines",
         ("table1",),
-        SIMULATED,
+        NO_CLUSTER,
+        how=SIMULATED,
     ),
     Item("figure 2", "CaSync's design", why=DRAWING),
     Item(
@@ -70,16 +79,21 @@ CONTENTS = (
         "coordinated bulk synchronisation",
         ("coordinator",),
         "a drawing; what it draws is simulated beside static turns",
+        how=SIMULATED,
     ),
     Item("table 2", "notation of selective compression", why=DRAWING),
     Item(
         "table 3",
         "synchronisation parameters of CaSync's cost model",
         why="formulas: the planner secopa counts with them",
+        how=BY_CONSTRUCTION,
     ),
     Item("figure 4", "the interface of compression", why=DRAWING),
     Item(
-        "table 4", "operators of CompLL", why="a definition: docs/compll.md lists ours"
+        "table 4",
+        "operators of CompLL",
+        why="a definition: docs/compll.md lists ours",
+        how=BY_CONSTRUCTION,
     ),
     Item("figure 5", "TernGrad in CompLL's language", why="a program, without figures"),
     Item(
@@ -87,24 +101,50 @@ CONTENTS = (
         "lines of code of the algorithms",
         ("table5",),
         "CompLL's columns; those of the open-source versions are other people's code",
+        how=MEASURED,
     ),
     Item("figure 6", "overview of HiPress", why=DRAWING),
     Item("figure 7", "ordering constraints of tasks", why=DRAWING),
     Item("figure 8", "the pipeline of computation and communication", why=DRAWING),
-    Item("table 6", "sizes of the models", ("table6",)),
+    Item(
+        "table 6",
+        "sizes of the models",
+        ("table6",),
+        how=BY_CONSTRUCTION,
+    ),
     Item(
         "table 7",
         "which gradients to compress, and into how many parts",
         ("table7",),
+        how=SIMULATED,
     ),
-    Item("figure 9", "training throughput on 128 GPUs", ("figure9",), SIMULATED),
-    Item("figure 10", "use of the GPUs", ("figure10",), SIMULATED),
-    Item("figure 11", "speedup on 16 local machines", ("figure11",), SIMULATED),
+    Item(
+        "figure 9",
+        "training throughput on 128 GPUs",
+        ("figure9",),
+        NO_CLUSTER,
+        how=SIMULATED,
+    ),
+    Item(
+        "figure 10",
+        "use of the GPUs",
+        ("figure10",),
+        NO_CLUSTER,
+        how=SIMULATED,
+    ),
+    Item(
+        "figure 11",
+        "speedup on 16 local machines",
+        ("figure11",),
+        NO_CLUSTER,
+        how=SIMULATED,
+    ),
     Item(
         "figure 12",
         "what each optimisation saves",
         ("figure12",),
         "replayed on shaped hosts, where waits stand for the GPUs",
+        how=MEASURED,
     ),
     Item(
         "figure 13",
@@ -112,6 +152,7 @@ CONTENTS = (
         ("figure13",),
         "measured on this CPU beside torch, not beside the paper's other codes; "
         "training is simulated with the printed factors",
+        how=BOTH,
     ),
     Item(
         "figure 14",
@@ -119,6 +160,7 @@ CONTENTS = (
         ("figure14",),
         "beside the simulator's exchanges, not beside measured ones of a "
         "cluster of GPUs",
+        how=SIMULATED,
     ),
     Item(
         "section 6.5, pipeline validation",
@@ -126,9 +168,14 @@ CONTENTS = (
         ("pipeline",),
         "on two shaped hosts, where waits stand for the GPUs; onebit instead of "
         "Compliance",
+        how=MEASURED,
     ),
     Item(
-        "figure 15", "speed by bandwidth and compression rate", ("figure15",), SIMULATED
+        "figure 15",
+        "speed by bandwidth and compression rate",
+        ("figure15",),
+        NO_CLUSTER,
+        how=SIMULATED,
     ),
     Item(
         "figure 16",
@@ -136,6 +183,7 @@ CONTENTS = (
         ("figure16",),
         "small models are trained, each step counting as many seconds as a "
         "simulated iteration",
+        how=BOTH,
     ),
 )
 

@@ -144,7 +144,7 @@ def faster_claim(ddp: Row, ours: Row) -> Claim:
     Synchronisation is what a step takes beyond its computation.
     """
     took_s = [number(row, "step_s") - number(row, "compute_s") for row in (ddp, ours)]
-    less = 1 - took_s[1] / took_s[0]
+    less = 1 - took_s[1] / took_s[0] if took_s[0] else 0.0
     in_words = " and ".join(f"{1e3 * one:.0f}" for one in took_s)
     return effect(
         "gradient synchronisation is 62 % faster within HiPress",

@@ -6,7 +6,15 @@ Source: Ming et al., "SSFusion" (ICDE 2026), sections III and V.
 
 from __future__ import annotations
 
-from ..frame import Figure, Item, Reproduction
+from ..frame import (
+    BOTH,
+    BY_CONSTRUCTION,
+    MEASURED,
+    SIMULATED,
+    Figure,
+    Item,
+    Reproduction,
+)
 from ..rows import POINTS
 from .breakdown import draw13, figure13
 from .collectives import draw9, figure9
@@ -85,22 +93,39 @@ CONTENTS = (
         ("figure2",),
         "its time; accuracies by degree take long trainings, table 1 has what "
         "is missing",
+        how=SIMULATED,
     ),
     Item(
         "figure 3",
         "two tensors, selected apart and together",
         why="a doctest of selective",
+        how=BY_CONSTRUCTION,
     ),
-    Item("table 1", "tensors missing by fusion degree", ("table1",)),
     Item(
-        "figure 4", "seconds of selection by size", ("figure4",), "on a CPU, its shape"
+        "table 1",
+        "tensors missing by fusion degree",
+        ("table1",),
+        how=MEASURED,
     ),
-    Item("table 2", "small and large tensors of four models", ("table2",)),
+    Item(
+        "figure 4",
+        "seconds of selection by size",
+        ("figure4",),
+        "on a CPU, its shape",
+        how=MEASURED,
+    ),
+    Item(
+        "table 2",
+        "small and large tensors of four models",
+        ("table2",),
+        how=BY_CONSTRUCTION,
+    ),
     Item(
         "figure 5",
         "selective sparsification beside the others",
         ("figure5",),
         "its time; figure 12 has accuracies, of other models",
+        how=SIMULATED,
     ),
     Item("figure 6", "overview of SSFusion", why=DRAWING),
     Item("figure 7", "selection hidden behind a message", why=DRAWING),
@@ -109,6 +134,7 @@ CONTENTS = (
         "selection on CPU and GPU",
         ("table3",),
         "on a CPU; on a GPU it is not timed",
+        how=MEASURED,
     ),
     Item("figure 8", "offloading of selection", why=DRAWING),
     Item(
@@ -116,6 +142,7 @@ CONTENTS = (
         "all-gather and all-reduce on 8 to 64 GPUs",
         ("figure9",),
         "by formula: no verdicts",
+        how=SIMULATED,
     ),
     Item("figure 10", "all-reduce before all-gather", why=DRAWING),
     Item("table 4", "models and data", why=SETTING),
@@ -124,19 +151,56 @@ CONTENTS = (
         "training throughput on 64 GPUs",
         ("figure11", "figure11_replayed"),
         "simulated; four planners replayed on 8 hosts",
+        how=BOTH,
     ),
     Item(
         "figure 12",
         "convergence",
         ("figure12", "figure12_time"),
         "on small models, for hundreds of steps; its time is simulated",
+        how=BOTH,
     ),
-    Item("figure 13", "where an iteration's time goes", ("figure13",), "simulated"),
-    Item("figure 14", "throughput by sparsifier", ("figure14",), "simulated"),
-    Item("figure 15", "throughput by density", ("figure15",), "simulated"),
-    Item("figure 16", "throughput by bandwidth", ("figure16",), "simulated"),
-    Item("figure 17", "throughput of two larger models", ("figure17",), "simulated"),
-    Item("table 5", "share of profiling in training", ("table5",)),
+    Item(
+        "figure 13",
+        "where an iteration's time goes",
+        ("figure13",),
+        "simulated",
+        how=SIMULATED,
+    ),
+    Item(
+        "figure 14",
+        "throughput by sparsifier",
+        ("figure14",),
+        "simulated",
+        how=SIMULATED,
+    ),
+    Item(
+        "figure 15",
+        "throughput by density",
+        ("figure15",),
+        "simulated",
+        how=SIMULATED,
+    ),
+    Item(
+        "figure 16",
+        "throughput by bandwidth",
+        ("figure16",),
+        "simulated",
+        how=SIMULATED,
+    ),
+    Item(
+        "figure 17",
+        "throughput of two larger models",
+        ("figure17",),
+        "simulated",
+        how=SIMULATED,
+    ),
+    Item(
+        "table 5",
+        "share of profiling in training",
+        ("table5",),
+        how=BOTH,
+    ),
 )
 
 OF_TWO = UNPRINTED | {"reading"}

@@ -90,7 +90,7 @@ def figure11(
 
 
 def _others(every: Sequence[object], taken: Sequence[object], what: str) -> str:
-    """What the paper's range is over and this run is not.
+    """The values that the paper's range is over and this run is not, in words.
 
     >>> _others((16, 32, 64), (16, 64), "GPUs")
     'on 32 GPUs'

@@ -8,7 +8,7 @@ Source: Gao et al., "US-Byte: An Efficient Communication Framework for Schedulin
 
 from __future__ import annotations
 
-from ..frame import Figure, Item, Reproduction
+from ..frame import MEASURED, SIMULATED, Figure, Item, Reproduction
 from .bandwidth import draw11, draw14, figure11, figure14
 from .blocks import draw15, draw16, figure15, figure16
 from .energy import draw17, figure17
@@ -82,12 +82,14 @@ CONTENTS = (
         ("table4",),
         "on shaped links of one machine, computations being waits, instead of "
         "two clusters",
+        how=MEASURED,
     ),
     Item(
         "figure 9",
         "all-reduce time over bytes in both clusters",
         ("figure9",),
         "simulated with the printed a: the clusters are not to be had",
+        how=SIMULATED,
     ),
     Item(
         "table 5",
@@ -95,18 +97,21 @@ CONTENTS = (
         ("table5",),
         "their scheduler partitions in each iteration; a plan here is made "
         "once, before",
+        how=MEASURED,
     ),
     Item(
         "figure 10",
         "speed on 2, 4 and 8 nodes",
         ("figure10",),
         "simulated: the cluster is not to be had",
+        how=SIMULATED,
     ),
     Item(
         "figure 11",
         "communication that is not hidden, and computation",
         ("figure11",),
         "simulated, as figure 10 is",
+        how=SIMULATED,
     ),
     Item(
         "figure 12",
@@ -114,24 +119,47 @@ CONTENTS = (
         ("figure12",),
         "a small convolutional network on generated images, not ResNet-50 and "
         "VGG16 on ImageNet",
+        how=MEASURED,
     ),
-    Item("figure 13", "the second phase's order against random ones", ("figure13",)),
+    Item(
+        "figure 13",
+        "the second phase's order against random ones",
+        ("figure13",),
+        how=SIMULATED,
+    ),
     Item(
         "figure 14",
         "speed by bandwidth in cluster 2",
         ("figure14",),
         "simulated, with the seconds of a V100",
+        how=SIMULATED,
     ),
-    Item("figure 15", "planning time over S_p", ("figure15",)),
-    Item("figure 16", "speed over S_p", ("figure16",)),
+    Item(
+        "figure 15",
+        "planning time over S_p",
+        ("figure15",),
+        how=MEASURED,
+    ),
+    Item(
+        "figure 16",
+        "speed over S_p",
+        ("figure16",),
+        how=SIMULATED,
+    ),
     Item(
         "figure 17",
         "power during training",
         ("figure17",),
         "the communications that section 5.3 explains it by, counted; no meter of "
         "power and no GPU of theirs, but RAPL's joules where /sys has them",
+        how=MEASURED,
     ),
-    Item("figure 18", "speed on 8 to 128 simulated nodes", ("figure18",)),
+    Item(
+        "figure 18",
+        "speed on 8 to 128 simulated nodes",
+        ("figure18",),
+        how=SIMULATED,
+    ),
     Item("figure 19", "gain of an order in the second phase", why=DRAWING),
 )
 

@@ -7,7 +7,15 @@ Source: Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven 
 
 from __future__ import annotations
 
-from ..frame import Figure, Item, Reproduction
+from ..frame import (
+    BOTH,
+    BY_CONSTRUCTION,
+    MEASURED,
+    SIMULATED,
+    Figure,
+    Item,
+    Reproduction,
+)
 from . import (
     balance,
     formats,
@@ -70,8 +78,18 @@ CONTENTS = (
         "three language models",
         why=SETTING,
     ),
-    Item("figure 2", "overlap and densification", ("figure2a", "figure2b")),
-    Item("figure 3", "skew of non-zero gradients", ("figure3a", "figure3b")),
+    Item(
+        "figure 2",
+        "overlap and densification",
+        ("figure2a", "figure2b"),
+        how=MEASURED,
+    ),
+    Item(
+        "figure 3",
+        "skew of non-zero gradients",
+        ("figure3a", "figure3b"),
+        how=MEASURED,
+    ),
     Item("figure 4", "patterns of communication", why=DRAWING),
     Item("figure 5", "patterns of aggregation", why=DRAWING),
     Item("figure 6", "patterns of partition", why=DRAWING),
@@ -81,10 +99,21 @@ CONTENTS = (
         "schemes by their dimensions, in words",
         why="a classification, not a measurement: each sparse collective declares "
         "its dimensions",
+        how=BY_CONSTRUCTION,
     ),
     Item("table 4", "notation", why=DRAWING),
-    Item("figure 8", "communication time of schemes over ranks", ("figure8",)),
-    Item("theorem 2", "imbalance of hashed parts", ("theorem2",)),
+    Item(
+        "figure 8",
+        "communication time of schemes over ranks",
+        ("figure8",),
+        how=SIMULATED,
+    ),
+    Item(
+        "theorem 2",
+        "imbalance of hashed parts",
+        ("theorem2",),
+        how=MEASURED,
+    ),
     Item("figure 9", "example of hierarchical hashing", why=DRAWING),
     Item("figure 10", "example of a hash bitmap", why=DRAWING),
     Item(
@@ -92,32 +121,47 @@ CONTENTS = (
         "training throughput, natural sparsity, 25 Gbit/s",
         ("figure11",),
         CLUSTER,
+        how=BOTH,
     ),
     Item(
         "figure 12",
         "training throughput, natural sparsity, 100 Gbit/s",
         ("figure12",),
         CLUSTER,
+        how=BOTH,
     ),
     Item(
         "figure 13",
         "training throughput, sparsified, 25 Gbit/s",
         ("figure13",),
         CLUSTER,
+        how=BOTH,
     ),
     Item(
         "figure 14",
         "training throughput, sparsified, 100 Gbit/s",
         ("figure14",),
         CLUSTER,
+        how=BOTH,
     ),
-    Item("figure 15", "speedup of communication over an all-reduce", ("figure15",)),
-    Item("figure 16", "memory and hash functions of algorithm 1", ("figure16",)),
+    Item(
+        "figure 15",
+        "speedup of communication over an all-reduce",
+        ("figure15",),
+        how=MEASURED,
+    ),
+    Item(
+        "figure 16",
+        "memory and hash functions of algorithm 1",
+        ("figure16",),
+        how=MEASURED,
+    ),
     Item(
         "figure 17",
         "what the hash bitmap and hashing give",
         ("figure17a", "figure17b"),
         "17b is of communication, where the paper's is of training throughput",
+        how=MEASURED,
     ),
     Item(
         "figure 18",
@@ -125,6 +169,7 @@ CONTENTS = (
         ("figure18",),
         "losses of an LSTM and a transformer on 4 ranks, not of DeepFM and "
         "OPT-2.7B on 16 machines",
+        how=MEASURED,
     ),
 )
 

@@ -30,8 +30,7 @@ def rows(shaped: bool) -> dict[str, dict[str, Any]]:
         }
         for at in (1.0, 2.0)
     ]
-    slowest = {name: exchange._slowest(results, name) for name in results[0]}
-    made = [exchange._row(BENCH, name, slowest, results, shaped) for name in results[0]]
+    made = [exchange._row(BENCH, name, results, shaped) for name in results[0]]
     return {str(row["name"]): row for row in made}
 
 

@@ -38,7 +38,7 @@ def test_ranks_agree_on_the_seconds_of_each_row() -> None:
         ("3 connections", 1000),
     ]
     assert all(row["after_pause_s"] > 0 and row["warm_s"] > 0 for row in rows)
-    assert [row["method"] for row in steps] == [*far.METHODS]
+    assert [row["name"] for row in steps] == [*far.METHODS]
     assert all(row["lowest_s"] <= row["step_s"] <= row["highest_s"] for row in steps)
 
 

@@ -71,8 +71,11 @@ def test_the_list_says_what_is_reproduced_and_why_not(gradwire: Run) -> None:
     assert printed["command"] == "reproduce usbyte --list"
     rows = {row["name"]: row for row in printed["rows"]}
     assert rows["figure 18"]["reproduced as"] == "figure18"
-    assert rows["figure 17"]["reproduced as"] == "not reproduced"
+    assert rows["figure 18"]["how"] == "simulated"
+    assert rows["figure 17"]["how"] == "measured"
     assert "no meter of power" in rows["figure 17"]["why not"]
+    assert rows["figure 19"]["reproduced as"] == "not reproduced"
+    assert "an illustration" in rows["figure 19"]["why not"]
     one = json.loads(
         gradwire("reproduce", "zen", "--list", "--figure", "figure2b", "--json").out
     )
@@ -91,3 +94,5 @@ def test_the_list_of_all_papers_has_a_command_or_a_reason_for_each(
     lacking = [row for row in rows if row["command"] == "not reproduced"]
     assert lacking
     assert all(row["why not"] for row in lacking)
+    assert found["zen, figure 15"]["how"] == "measured"
+    assert found["hipress, table 3"]["how"] == "by construction"

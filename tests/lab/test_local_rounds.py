@@ -146,3 +146,15 @@ def test_a_proposal_keeps_up_with_the_shortest_period() -> None:
     assert (first.quorum, first.keeps_up) == (2, True)
     assert (second.quorum, second.keeps_up) == (None, False)
     assert first.forecast.round_s == pytest.approx(0.5 * first.every, rel=0.15)
+
+
+def test_no_round_closes_while_a_rank_waits_for_the_merge_before() -> None:
+    """Two near ranks could close a round a step; the third is 30 steps away."""
+    row = (0.0, 0.0, 3.0)
+    far = Cluster(
+        num_ranks=3, rate_bytes_per_s=1e9, hop_s=0.0, latencies_s=(row, row, row)
+    )
+    rules = Rules(quorum=2, every=2)
+    clock, _ = play(virtual_ranks(rules, SPECS[:1], none(), 3), far, [0.1] * 3, 5)
+    assert clock.now_s > 10 * 0.1
+    assert {m.version for m in clock.sent if isinstance(m, Merge)} == {1}

@@ -78,9 +78,8 @@ def test_sparsity_of_a_model_in_one_process_is_measured_by_tensor() -> None:
         )
         for _ in range(6)
     ]
-    table, rows, gate = (
-        found.of(name) for name in ("table.weight", "rows.weight", "gate")
-    )
+    of = {tensor.name: tensor for tensor in found.tensors}
+    table, rows, gate = of["table.weight"], of["rows.weight"], of["gate"]
     assert table.units == rows.units == unit_sparsity(sets, WIDTH, ROWS)
     assert [one.is_rows for one in (table, rows, gate)] == [False, True, False]
     assert gate.units == unit_sparsity(sets, 1, 1000)
@@ -142,5 +141,5 @@ def test_ranks_share_the_work_and_return_the_same() -> None:
         for draw in draws
         for _ in range(3)
     ]
-    table = one.of("table.weight")
+    table = next(t for t in one.tensors if t.name == "table.weight")
     assert table.units == unit_sparsity(sets, WIDTH, ROWS)

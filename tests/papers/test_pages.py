@@ -7,7 +7,7 @@ import re
 import pytest
 
 from papers import names, page
-from papers.frame import Item
+from papers.frame import BY_CONSTRUCTION, WAYS, Item
 from tests.each import each
 
 PRINTED = {
@@ -49,3 +49,17 @@ def test_what_is_reproduced_is_a_figure_here_and_others_say_why(name: str) -> No
     assert [
         one.place for one in paper.contents if not one.figures and not one.why
     ] == []
+
+
+@pytest.mark.smoke
+@each("name", names())
+def test_what_is_reproduced_is_measured_or_simulated_or_by_construction(
+    name: str,
+) -> None:
+    for one in page(name).contents:
+        if one.figures:
+            assert one.how in WAYS, one.place
+        else:
+            assert one.how in ("", BY_CONSTRUCTION), one.place
+        if one.why.startswith("simulated"):
+            assert "simulated" in one.how, one.place

@@ -8,10 +8,11 @@ Differences: payloads so small that all can travel at once are pushed by one
     N - 1 merges. All pulled payloads come at once, so N - 1 decodes overlap with no
     transfer, where the paper counts the last of them alone. To overlap the others would
     take a latency more, and they take no longer than that. Larger payloads go in
-    rounds, as section 3.2's coordinator would send them; rounds follow from sizes that
-    all ranks know, so nobody coordinates. Beside a round, the next round's payloads are
-    encoded, and the payloads of the round before are merged. Every aggregator sends its
-    mean to the others in rounds too, and each round is decoded beside the next.
+    rounds, as section 3.2's coordinator would send them. Rounds follow from sizes that
+    all ranks know, so nobody coordinates; a plan with ``bulk`` has a coordinator.
+    Beside a round, the next round's payloads are encoded, and the payloads of the round
+    before are merged. Every aggregator sends its mean to the others in rounds too, and
+    each round is decoded beside the next.
     Nothing travels beside the encodes of the first round and of the mean, nor beside
     the merges and decodes of the one chunk that the last rounds bring: two encodes and
     two decodes, where table 3 has N. Table 3 also has servers apart from workers (alpha

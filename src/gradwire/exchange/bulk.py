@@ -9,7 +9,8 @@ coordinator tells each batch to its two ranks. They carry their batches out in t
 of slots, and the steps of a message go on as its transfers arrive.
 
 The coordinator decides on a batch while the batch before travels. So each rank has at
-most two batches to send and two to receive. A receiver reports each batch that it has.
+most ``ahead`` batches to send, by default two, and as many to receive. A receiver
+reports each batch that it has.
 
 A plan depends on sizes and on when ranks are ready. It never depends on gradients'
 values, and sums are made in an order that the steps give. So means have the same bits
@@ -17,7 +18,7 @@ as without a coordinator. A batch may arrive before its receiver wants it: it is
 there. So a rank waits only for earlier slots, and the earliest slot waits for nothing.
 
 Nothing here sends or waits. ``runtime.engine.slots`` carries batches out among
-processes, and ``gradwire_lab.planning.slots`` carries them out on a virtual clock.
+processes. gradwire-lab has a driver on a virtual clock.
 
 Source: HiPress (Wu et al.) sections 3.2 and 4.1, figure 3.
 Differences: a rank reports at once, not periodically, and what becomes ready meanwhile
@@ -39,15 +40,13 @@ import torch
 from ..contract.verbs import AllGather, AllToAll, Among, Recv, Send
 from ..planning.data.plan import Bulk
 
-AHEAD = 2
-"""Batches that a rank may have to send, and to receive: one travels, one is next."""
 MOST_TOLD = 2**12
 """The most transfers of a report or a batch, so that what is told has a bound."""
 MOST_MESSAGES = 2**16
 """Messages have numbers below. After the last number comes the first again."""
 
 
-class Transfer(NamedTuple):
+class LinkTransfer(NamedTuple):
     """A send of ``src``, which meets a receive of ``dst``.
 
     Transfers of a message on a link are in the order of the message's verbs.
@@ -66,15 +65,15 @@ class Transfer(NamedTuple):
         return self[:3]
 
 
-Batch = tuple[Transfer, ...]
+Batch = tuple[LinkTransfer, ...]
 """Transfers of one link and one slot, which travel as one."""
 
 
-class Report(NamedTuple):
+class ReadyReport(NamedTuple):
     """A rank's news for the coordinator."""
 
     rank: int
-    ready: tuple[Transfer, ...]
+    ready: tuple[LinkTransfer, ...]
     """Sends that became ready."""
     num_arrived: int = 0
     """Batches that arrived at the rank."""
@@ -85,16 +84,16 @@ class Report(NamedTuple):
 _ROW = struct.Struct("<HHHII")
 
 
-def packed(rows: Iterable[Sequence[int]]) -> bytes:
+def packed_rows(rows: Iterable[Sequence[int]]) -> bytes:
     """The bytes of transfers, or of other rows of five numbers.
 
-    >>> [Transfer(*row) for row in unpacked(packed([Transfer(7, 1, 2, 9)]))]
-    [Transfer(message=7, src=1, dst=2, size_bytes=9, slot=0)]
+    >>> list(unpacked_rows(packed_rows([LinkTransfer(7, 1, 2, 9)])))
+    [(7, 1, 2, 9, 0)]
     """
     return b"".join(starmap(_ROW.pack, rows))
 
 
-def unpacked(data: bytes) -> Iterator[tuple[int, ...]]:
+def unpacked_rows(data: bytes) -> Iterator[tuple[int, ...]]:
     """The rows in some bytes."""
     return _ROW.iter_unpack(data)
 
@@ -103,7 +102,7 @@ class Coordinator:
     """Decides on slots. A driver calls ``due`` at ``due_s``.
 
     >>> coordinator = Coordinator(2, Bulk(size_bytes=100, timeout_s=1.0))
-    >>> report = Report(0, (Transfer(0, src=0, dst=1, size_bytes=60),))
+    >>> report = ReadyReport(0, (LinkTransfer(0, src=0, dst=1, size_bytes=60),))
     >>> coordinator.receive(report, 5.0), coordinator.due_s
     ([], 6.0)
     >>> [len(batch) for batch in coordinator.receive(report, 5.5)]
@@ -112,18 +111,19 @@ class Coordinator:
 
     def __init__(self, world: int, rules: Bulk) -> None:
         self._rules = rules
-        self._links: dict[tuple[int, int], deque[tuple[float, Transfer]]] = {}
+        self._links: dict[tuple[int, int], deque[tuple[float, LinkTransfer]]] = {}
         """Transfers of each link in the order of reports, with ends of time-outs."""
-        self._num_sent = [0] * world
-        """Batches of each sender that have not arrived."""
-        self._senders: list[deque[int]] = [deque() for _ in range(world)]
-        """The senders of batches that have not arrived, by receiver."""
+        self._sends: list[deque[int]] = [deque() for _ in range(world)]
+        """The slots of each sender's batches that have not arrived."""
+        self._receives: list[deque[tuple[int, int]]] = [deque() for _ in range(world)]
+        """The slots and senders of each receiver's batches that have not arrived."""
         self._slot = 0
 
-    def receive(self, report: Report, now_s: float) -> list[Batch]:
+    def receive(self, report: ReadyReport, now_s: float) -> list[Batch]:
         """Takes a report; returns the batches of new slots."""
         for _ in range(report.num_arrived):
-            self._num_sent[self._senders[report.rank].popleft()] -= 1
+            _, src = self._receives[report.rank].popleft()
+            self._sends[src].popleft()
         for transfer in report.ready:
             link = self._links.setdefault((transfer.src, transfer.dst), deque())
             link.append((now_s + self._rules.timeout_s, transfer))
@@ -143,14 +143,24 @@ class Coordinator:
         return min((end_s for end_s, _, _ in self._free()), default=None)
 
     def _free(self) -> list[tuple[float, int, int]]:
-        """Links with transfers whose ranks may have another batch: the end of the
-        first time-out, sender and receiver.
+        """Links with transfers that may have another batch: the end of the first
+        time-out, sender and receiver.
         """
         return [
-            (link[0][0], src, dst)
-            for (src, dst), link in self._links.items()
-            if link and self._num_sent[src] < AHEAD and len(self._senders[dst]) < AHEAD
+            (waiting[0][0], *link)
+            for link, waiting in self._links.items()
+            if waiting and self._may_begin(*link)
         ]
+
+    def _may_begin(self, src: int, dst: int) -> bool:
+        """Whether both ranks are idle, or at batches of one slot.
+
+        A slot's batches end at about one time. After others, one rank would wait for
+        the other, and the link for both: half of the rate was lost so.
+        """
+        sends = [*self._sends[src]]
+        receives = [slot for slot, _ in self._receives[dst]]
+        return sends == receives and len(sends) < self._rules.ahead
 
     def _selected(self, now_s: float) -> dict[int, int]:
         """The receiver of each sender in the next slot.
@@ -167,13 +177,13 @@ class Coordinator:
 
     def _batch(self, src: int, dst: int) -> Batch:
         waiting = self._links[src, dst]
-        batch: list[Transfer] = []
+        batch: list[LinkTransfer] = []
         left_bytes = max(1, self._rules.size_bytes)
         while waiting and left_bytes > 0 and len(batch) < MOST_TOLD:
             batch.append(waiting.popleft()[1]._replace(slot=self._slot))
             left_bytes -= batch[-1].size_bytes
-        self._num_sent[src] += 1
-        self._senders[dst].append(src)
+        self._sends[src].append(self._slot)
+        self._receives[dst].append((self._slot, src))
         return tuple(batch)
 
 
@@ -191,14 +201,14 @@ class Endpoint:
         self.rank = rank
         self.num_ended = 0
         """Messages that have ended since the last report."""
-        self._ready: list[Transfer] = []
+        self._ready: list[LinkTransfer] = []
         self._num_arrived = 0
         self._waiting: dict[Key, deque[Any]] = {}
         """Items of sends and receives that no batch has carried yet."""
         self._early: dict[Key, deque[Any]] = {}
         """Payloads that arrived before they were wanted."""
 
-    def offer(self, transfer: Transfer, item: Any) -> list[tuple[Any, Any]]:
+    def offer(self, transfer: LinkTransfer, item: Any) -> list[tuple[Any, Any]]:
         """Takes a send or a receive that this rank has come to.
 
         Returns the item of a receive with its payload, if the payload is here.
@@ -210,10 +220,10 @@ class Endpoint:
             self._ready.append(transfer)
         return []
 
-    def report(self) -> Report | None:
+    def report(self) -> ReadyReport | None:
         """The news since the last report; None if there are none."""
         ready = tuple(self._ready[:MOST_TOLD])
-        report = Report(self.rank, ready, self._num_arrived, self.num_ended)
+        report = ReadyReport(self.rank, ready, self._num_arrived, self.num_ended)
         del self._ready[:MOST_TOLD]
         self._num_arrived = 0
         self.num_ended = 0
@@ -244,7 +254,7 @@ def _pop(queues: dict[Key, deque[Any]], key: Key) -> Any:
     return first
 
 
-def batches_of(transfers: Iterable[Transfer]) -> list[Batch]:
+def batches_of(transfers: Iterable[LinkTransfer]) -> list[Batch]:
     """Transfers, as a plan lists them, by their batches."""
     return [
         tuple(own) for _, own in groupby(transfers, lambda one: (one.slot, *one[1:3]))

@@ -306,7 +306,7 @@ class RoundCodec:
         out_N = torch.empty(
             self.spec.numel, dtype=self.spec.dtype, device=self.spec.device
         )
-        return self._codec.decode(Payload(form, payload_B), out_N)
+        return self._codec.decode(Payload(form, payload_B.to(out_N.device)), out_N)
 
     def state(self) -> dict[str, Any]:
         """The residual, and the compressor's state, as plain values."""

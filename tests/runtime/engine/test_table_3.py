@@ -41,7 +41,11 @@ def _together(then: Callable[..., None]) -> Callable[..., None]:
     """
 
     def held(
-        driver: Driver, value: Callable[[], Any], works: list[Task], wire: list[Task]
+        driver: Driver,
+        value: Callable[[], Any],
+        works: list[Task],
+        wire: list[Task],
+        in_slots: Sequence[Task] = (),
     ) -> None:
         begun, left = threading.Event(), threading.Semaphore(0)
 
@@ -66,7 +70,7 @@ def _together(then: Callable[..., None]) -> Callable[..., None]:
             task.fn = behind(task.fn)
         for task in wire:
             task.fn = around(task.fn)
-        then(driver, value, works, wire)
+        then(driver, value, works, wire, in_slots)
 
     return held
 
@@ -132,11 +136,15 @@ def meanwhile(rank: int, world: int) -> None:
         return carry
 
     def held(
-        driver: Driver, value: Callable[[], Any], works: list[Task], wire: list[Task]
+        driver: Driver,
+        value: Callable[[], Any],
+        works: list[Task],
+        wire: list[Task],
+        in_slots: Sequence[Task] = (),
     ) -> None:
         for task in wire if driver.index == 0 else ():
             task.begin, task.fn = None, waiting(task.fn)
-        then(driver, value, works, wire)
+        then(driver, value, works, wire, in_slots)
 
     def steps(encode: Callable[[], None]) -> Steps[None]:
         yield Compute("encode", encode, 4)

@@ -29,7 +29,7 @@ from gradwire.runtime.step.report import Check
 from gradwire_bench.faults.striking import flip, flip_on_the_way
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
-from tests.runtime.plans import planned
+from tests.runtime.plans import CLUSTER, profile_of_model
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import (
     DENSE,
@@ -44,7 +44,8 @@ from tests.runtime.training import (
 )
 
 DDP, OVERLAP, LOCAL = "ddp", "overlap", "local steps"
-PLANS = [plan for plan in planned() if plan.overlap_forward]
+PLAN = gw.planner.usbyte(profile_of_model(Net()), CLUSTER)
+assert PLAN.overlap_forward
 
 
 def on_device(tensor: Tensor) -> int:
@@ -103,7 +104,7 @@ def prepared(way: str, every: int | None) -> tuple[nn.Module, Any, Any]:
         optimizer.register_step_post_hook(lambda *_: handle.end_period())
     elif way == OVERLAP:
         handle = gw.attach(
-            model, PLANS[0], optimizer=optimizer, **keywords(check_every=every)
+            model, PLAN, optimizer=optimizer, **keywords(check_every=every)
         )
     else:
         exchange = TOPK if way == "topk" else DENSE

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 from typing import Any
 
 from gradwire.cli.report.table import Row
@@ -17,6 +17,7 @@ from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.planner.auto.judgement import admitted
 
+from ..figures import spread
 from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
@@ -175,7 +176,6 @@ def rows_of(
     middle = {name: median(seconds) for name, seconds in every.items()}
     best = min(bench.others, key=lambda name: middle[name])
     for name, seconds in every.items():
-        low, *_, high = quantiles(seconds, n=5, method="inclusive")
         predicted_s = results[0]["pilot"]["predicted_s"] if name == "auto" else None
         speedups = [
             median(ddp) / median(steps)
@@ -188,9 +188,7 @@ def rows_of(
             "num_hosts": bench.hosts,
             "link_bytes_per_s": rate,
             "steps_per_second": 1 / middle[name],
-            "step_s": middle[name],
-            "step_p20_s": low,
-            "step_p80_s": high,
+            **spread(seconds),
             "speedup_vs_ddp": middle["ddp"] / middle[name],
             "speedup_least": min(speedups),
             "speedup_most": max(speedups),

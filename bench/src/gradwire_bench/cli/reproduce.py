@@ -49,7 +49,8 @@ def reproduce(
     The papers are in a checkout of the sources and in no package. A run that was cut
     short goes on where it ended: what the folder holds is not measured again. --list
     measures nothing: it shows which tables and figures are reproduced, by which figure,
-    and why others are not. Without a paper --list shows all five papers.
+    measured, simulated or by construction, and why others are not. Without a paper
+    --list shows all five papers.
     """
     command = beside("papers", "command")
     if contents:

@@ -30,6 +30,7 @@ from gradwire.compress.selective import selective
 from gradwire.contract import Compressor, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.planning import catalogue
+from gradwire_bench.figures import threads_of_torch
 from gradwire_bench.micro.kernel import seconds
 
 SMALL = 65536
@@ -87,9 +88,7 @@ def measure(codecs: Sequence[Compressor], threads: int, rounds: int = 15) -> lis
     """A row for each compressor, model and choice of its gradients: encode with error
     feedback.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         rows = []
         for codec in codecs:
             for model, sizes_of in MODELS.items():
@@ -102,8 +101,6 @@ def measure(codecs: Sequence[Compressor], threads: int, rounds: int = 15) -> lis
                 if hasattr(codec, "density"):
                     rows.append(_selective_row(codec, model, sizes, rounds))
         return rows
-    finally:
-        torch.set_num_threads(before)
 
 
 def _row(codec: Compressor, model: str, sizes: Sequence[int], rounds: int) -> Row:

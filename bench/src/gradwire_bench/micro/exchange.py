@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from typing import Any
 
 from gradwire.cli.report.table import Row
@@ -15,6 +15,7 @@ from gradwire.errors import UnknownName
 from gradwire.exchange.two_level import TwoLevel
 from gradwire.exchange.without_data import wire_bytes
 
+from ..figures import slowest, spread
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea
@@ -85,30 +86,16 @@ def run(bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0) -> li
             hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
         )
         shaped = hosts.shaped
-    slowest = {name: _slowest(results, name) for name in results[0]}
-    return [_row(bench, name, slowest, results, shaped) for name in results[0]]
-
-
-def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
-    """Seconds of each repeat on the rank that was last."""
-    return [
-        max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)
-    ]
+    return [_row(bench, name, results, shaped) for name in results[0]]
 
 
 def _row(
     bench: ExchangeBench,
     name: str,
-    slowest: dict[str, list[float]],
     results: list[dict[str, Any]],
     shaped: bool,
 ) -> Row:
-    seconds = slowest[name]
-    spread = (
-        quantiles(seconds, n=10, method="inclusive")
-        if len(seconds) > 1
-        else seconds * 9
-    )
+    seconds = slowest(results, name)
     stated = _stated_bytes("dense" if name == TORCH else name, bench)
     link_bytes_per_s = bench.wide_area.least(bench.rate_bytes_per_s)
     floor_s = max(stated) / link_bytes_per_s if shaped and stated else None
@@ -122,11 +109,9 @@ def _row(
         "ranks_per_host": bench.ranks_per_host,
         "link_bytes_per_s": link_bytes_per_s if shaped else None,
         "numel": bench.numel,
-        "step_s": median(seconds),
-        "step_p20_s": spread[1],
-        "step_p80_s": spread[7],
-        "speedup_vs_dense": median(slowest["dense"]) / median(seconds),
-        "time_vs_torch": median(seconds) / median(slowest[TORCH]),
+        **spread(seconds),
+        "speedup_vs_dense": median(slowest(results, "dense")) / median(seconds),
+        "time_vs_torch": median(seconds) / median(slowest(results, TORCH)),
         "formula_bytes_per_step": mean(stated) if stated else None,
         "wire_bytes_per_step": mean(sent),
         "floor_s": floor_s,

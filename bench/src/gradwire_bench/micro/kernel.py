@@ -30,6 +30,7 @@ from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import invalid
 from gradwire.kernels.libraries import backend
+from gradwire_bench.figures import threads_of_torch
 
 TimedCall = Callable[[], object]
 Peers = Callable[[Compressor, Tensor, Tensor], dict[str, dict[str, TimedCall]]]
@@ -120,9 +121,7 @@ def measure(
         _log.warning(
             "no C++ kernels here: these are the figures of the torch references"
         )
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         draw = torch.Generator().manual_seed(0)
         grad_N = torch.randn(numel, generator=draw).to(device)
         out_N = torch.zeros_like(grad_N)
@@ -132,8 +131,6 @@ def measure(
             measured = in_turn(cases, grad_N, out_N, rounds)
             rows += measured[bool(rows) :]  # one row of the copy will do
         return [{**row, "threads": threads} for row in rows]
-    finally:
-        torch.set_num_threads(before)
 
 
 def seconds(run: TimedCall, device: torch.device) -> float:

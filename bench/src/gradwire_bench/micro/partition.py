@@ -30,6 +30,7 @@ from gradwire.kernels.sparse.hashing import hash_partition
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_bench.figures import threads_of_torch
 from gradwire_bench.micro.draws import IndexDraws
 from gradwire_bench.micro.kernel import COPY_BYTES, seconds
 
@@ -55,15 +56,11 @@ def measure(
         "the Triton forms are not measured here: ask for --device cuda where "
         "there is one"
     )
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         rank = _Rank(draws)
         times = _in_turn(
             {"copy": rank.copy, **rank.steps()}, rounds, torch.device("cpu")
         )
-    finally:
-        torch.set_num_threads(before)
     sums = [
         sum(parts) for parts in zip(*(times[name] for name in CPU_STEPS), strict=True)
     ]

@@ -40,6 +40,7 @@ from gradwire_lab.compress.hardthreshold import hardthreshold
 from gradwire_lab.compress.redsync import redsync
 from gradwire_lab.compress.sidco import sidco
 
+from ..figures import threads_of_torch
 from .kernel import KernelCase, TimedCall, in_turn
 
 RANKS = (1, 2, 4, 8, 16)
@@ -50,9 +51,7 @@ def measure(numel: int, density: float, threads: int, rounds: int = 15) -> list[
     """A row of the copy, and one for each way of selecting; ``threads`` is torch's side
     as well.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         grad_N = torch.randn(numel, generator=torch.Generator().manual_seed(0))
         scratch_N = torch.zeros_like(grad_N)
         peers: dict[str, TimedCall] = {
@@ -64,8 +63,6 @@ def measure(numel: int, density: float, threads: int, rounds: int = 15) -> list[
         ]
         rows = in_turn(cases, grad_N, scratch_N, rounds)
         return [{**row, "threads": threads} for row in rows]
-    finally:
-        torch.set_num_threads(before)
 
 
 def _peer(grad_N: Tensor, k: int) -> Tensor:

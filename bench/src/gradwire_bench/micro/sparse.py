@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +23,7 @@ from gradwire.errors import UnknownName
 from gradwire.exchange.without_data import expected_bytes
 from gradwire_lab.exchange.bytes_of_sets import bytes_of, volumes
 
+from ..figures import slowest, spread
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea
@@ -109,12 +110,7 @@ def _row(
     sets: list[Tensor],
     shaped: bool,
 ) -> Row:
-    seconds = _slowest(results, name)
-    spread = (
-        quantiles(seconds, n=10, method="inclusive")
-        if len(seconds) > 1
-        else seconds * 9
-    )
+    seconds = slowest(results, name)
     stated = _stated(bench, name, sets)
     link_bytes_per_s = bench.wide_area.least(bench.rate_bytes_per_s)
     bound_s = _bound_bytes(bench, name, sets) / link_bytes_per_s if shaped else None
@@ -135,10 +131,8 @@ def _row(
         "overlap": measures.overlap,
         "densification": measures.densification,
         "skewness": measures.skewness,
-        "step_s": median(seconds),
-        "step_p20_s": spread[1],
-        "step_p80_s": spread[7],
-        "speedup_vs_dense": median(_slowest(results, DENSE)) / median(seconds),
+        **spread(seconds),
+        "speedup_vs_dense": median(slowest(results, DENSE)) / median(seconds),
         "formula_bytes_per_step": mean(stated),
         "wire_bytes_per_step": mean(sent),
         "bound_s": bound_s,
@@ -146,13 +140,6 @@ def _row(
         "push_imbalance": imbalance[0] if imbalance else None,
         "pull_imbalance": imbalance[1] if imbalance else None,
     }
-
-
-def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
-    """Seconds of each repeat on the rank that was last."""
-    return [
-        max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)
-    ]
 
 
 def _pieces(

@@ -22,11 +22,11 @@ import argparse
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
@@ -40,6 +40,8 @@ from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy
+
+from .turns import print_rows, seconds_in_turn
 
 DDP = "ddp"
 HOOK = "ddp, fp16 hook"
@@ -110,18 +112,13 @@ def measure(
 ) -> list[Row]:
     """A row for each method, with the median and the range of its turns."""
     sides = {name: Side(name, width, layers, num_steps, timeout_s) for name in methods}
-    seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
-    for turn in range(turns):
-        for place, side in enumerate(sides.values()):
-            dist.barrier()
-            seconds[place, turn] = side.turn()
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    seconds = seconds_in_turn([side.turn for side in sides.values()], turns)
     for side in sides.values():
         if side.handle is not None:
             side.handle.detach()
     return [
         {
-            "method": name,
+            "name": name,
             "step_s": float(row.median()),
             "lowest_s": float(row.min()),
             "highest_s": float(row.max()),
@@ -140,24 +137,17 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rows = measure(
-        chosen.methods,
-        chosen.width,
-        chosen.layers,
-        chosen.turns,
-        chosen.steps,
-        chosen.timeout,
+    print_rows(
+        partial(
+            measure,
+            chosen.methods,
+            chosen.width,
+            chosen.layers,
+            chosen.turns,
+            chosen.steps,
+            chosen.timeout,
+        )
     )
-    if dist.get_rank() == 0:
-        for row in rows:
-            print(
-                f"{row['method']:14} {row['step_s']:.4f} s "
-                f"({row['lowest_s']:.4f} to {row['highest_s']:.4f})",
-                flush=True,
-            )
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -28,7 +29,7 @@ from gradwire.compress.none import none
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor
 from gradwire.runtime.attach import attach
-from gradwire_bench.runs.turns import seconds_in_turn
+from gradwire_bench.runs.turns import print_rows, seconds_in_turn
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
@@ -104,17 +105,8 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=5)
     options.add_argument("--steps", type=int, default=8, help="steps of a turn")
     chosen = options.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for row in measure(make_task(chosen.task), chosen.turns, chosen.steps):
-        if dist.get_rank() == 0:
-            print(
-                {
-                    key: round(v, 4) if isinstance(v, float) else v
-                    for key, v in row.items()
-                }
-            )
-    dist.destroy_process_group()
+    task = make_task(chosen.task)
+    print_rows(partial(measure, task, chosen.turns, chosen.steps))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from gradwire.cli.report.table import Row
@@ -33,7 +32,7 @@ from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.attach import attach
 from gradwire.runtime.settings import FailurePolicy
 from gradwire.runtime.step.integrity import DEFAULT_CHECK_EVERY
-from gradwire_bench.runs.turns import seconds_in_turn
+from gradwire_bench.runs.turns import print_rows, seconds_in_turn
 from gradwire_bench.schedule.replay import Replay, VirtualDevice
 
 SIDES = {
@@ -124,17 +123,7 @@ def main() -> None:
     )
     options.add_argument("--exchange", choices=EXCHANGES, default="ring")
     chosen = options.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for row in measure(chosen.turns, chosen.steps, chosen.exchange):
-        if dist.get_rank() == 0:
-            print(
-                {
-                    key: round(v, 5) if isinstance(v, float) else v
-                    for key, v in row.items()
-                }
-            )
-    dist.destroy_process_group()
+    print_rows(partial(measure, chosen.turns, chosen.steps, chosen.exchange))
 
 
 if __name__ == "__main__":

@@ -4,20 +4,22 @@ DDP's.
 All sides train the same model in the same processes, in turn. Ranks share the machine's
 cores, so what the machine does beside shows in ``step_s``. ``processor_s`` counts the
 work of all threads of a rank, and is the figure to trust on a busy machine.
-``switches`` counts how often they went to sleep, and so were woken up again.
+``switches`` counts how often they went to sleep, and so were woken up again. ``calls``
+counts calls of Python's functions, which nothing else on the machine changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
 from gradwire.errors import UnknownName
+from gradwire_bench.figures import spread
 from gradwire_bench.testbed.hosts import Testbed, loopback_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_bench.training.tasks import make_task
@@ -91,9 +93,6 @@ def _row(
     ranks: Sequence[dict[str, Any]],
 ) -> Row:
     turns = _turns_s(ranks)
-    low, *_, high = quantiles(
-        [step for turn in turns for step in turn], n=5, method="inclusive"
-    )
     speedups = [step_s / median(turn) for step_s, turn in zip(base, turns, strict=True)]
 
     def in_a_step(part: str) -> float:
@@ -103,10 +102,9 @@ def _row(
     return {
         "name": name,
         "num_hosts": bench.ranks,
-        "step_s": median(step for turn in turns for step in turn),
-        "step_p20_s": low,
-        "step_p80_s": high,
+        **spread([step for turn in turns for step in turn]),
         "speedup_vs_ddp": median(speedups),
         "processor_s": in_a_step("processor_s"),
         "switches": in_a_step("switches"),
+        "calls": in_a_step("calls"),
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import resource
+import sys
+import threading
 import time
 from typing import Any, NamedTuple
 
@@ -83,13 +85,34 @@ class _Side:
         )
 
 
+def _calls(name: str, task: TrainingTask, num_steps: int) -> float:
+    """The calls of Python's functions in a step of one side, in all its threads."""
+    calls = itertools.count()
+
+    def count(frame: object, event: str, arg: object) -> None:
+        if event == "call":
+            next(calls)
+
+    threading.setprofile(count)  # for the threads that attach starts
+    side = _Side(name, task, num_steps)
+    threading.setprofile(None)
+    side.turn()
+    before = next(calls)
+    sys.setprofile(count)
+    side.turn()
+    sys.setprofile(None)
+    if side.handle is not None:
+        side.handle.detach()
+    return (next(calls) - before) / (WARM_UP + num_steps)
+
+
 def _num_switches() -> int:
     """The voluntary context switches of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """This rank's turns of each row, by the fields of ``_Turn``."""
+    """This rank's turns of each row, by the fields of ``_Turn``, and its ``calls``."""
     torch.set_num_threads(1)
     task = make_task(settings["task"])
     turns = settings["turns"]
@@ -108,4 +131,6 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     for side in sides.values():
         if side.handle is not None:
             side.handle.detach()
+    for name in sides:
+        figures[name]["calls"] = [_calls(name, task, settings["iterations"])]
     return figures

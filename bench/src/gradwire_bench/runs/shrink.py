@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from gradwire.cli.report.table import Row
+from gradwire.cli.report.table import Row, plain
 from gradwire.contract.registry import load
 from gradwire.errors import RanksLost
 from gradwire.runtime.attach import attach
@@ -168,14 +168,9 @@ def main() -> None:
         come_in(chosen.compressor, task)
         leave(0)
     dist.init_process_group("gloo")
-    for row in measure(chosen.compressor, task, chosen.turns, chosen.steps):
-        if dist.get_rank() == 0:
-            print(
-                {
-                    key: round(v, 4) if isinstance(v, float) else v
-                    for key, v in row.items()
-                }
-            )
+    rows = measure(chosen.compressor, task, chosen.turns, chosen.steps)
+    if dist.get_rank() == 0:
+        print(plain(rows), flush=True)
     leave(0)  # the group of all ranks waits for the lost one where it is destroyed
 
 

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.cli.report.table import Row, plain
+
 
 def seconds_in_turn(sides: Sequence[Callable[[], float]], turns: int) -> Tensor:
     """Seconds of each side (a row) in each turn, on the slowest rank.
@@ -21,3 +23,15 @@ def seconds_in_turn(sides: Sequence[Callable[[], float]], turns: int) -> Tensor:
             seconds_ST[place, turn] = side()
     dist.all_reduce(seconds_ST, op=dist.ReduceOp.MAX)
     return seconds_ST
+
+
+def print_rows(measure: Callable[[], Sequence[Row]]) -> None:
+    """Joins the ranks that a launcher has started, and prints on rank 0 what they
+    measure.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = measure()
+    if dist.get_rank() == 0:
+        print(plain(rows), flush=True)
+    dist.destroy_process_group()

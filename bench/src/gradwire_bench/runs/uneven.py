@@ -6,8 +6,8 @@ gradwire testbed run --hosts 4 --ranks-per-host 4 --rate 16.7mbit --slow 1=10.4m
 The environment is HALoS' (ICML 2025): 16 workers in 4 regions, with a local step of
 238 ms over the worker's speed and 32 steps a period. Rates between regions and bytes of
 the model are a hundredth of the paper's: a region's link has the sum of its rates to
-the others. A worker makes its step on a small model, and waits for the rest of its
-time.
+the others. Pseudo-gradients have 4 bits. A worker makes its step on a small model, and
+waits for the rest of its time.
 
 Useful time is the share of all ranks' time that they spend in local steps. Both sides
 make as many local steps in all, and all of them reach the anchors.
@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 from gradwire.cli.report.table import Row
+from gradwire.compress.uniform import uniform
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.local_steps.recipes import SLOWMO
 
@@ -126,7 +127,7 @@ def measure(side: str, num_steps: int, factor: float) -> Row:
     handle: Any = local_steps(
         worker.model,
         worker.optimizer,
-        "none",
+        uniform(),
         every=EVERY,
         quorum=quorum,
         **SIDES[side],
@@ -142,21 +143,23 @@ def measure(side: str, num_steps: int, factor: float) -> Row:
     ):
         useful_s += worker.gradients(handle.step, step_s)
         worker.optimizer.step()
+    trained_s = time.perf_counter() - begin_s
     handle.end_period()
     wall_s = time.perf_counter() - begin_s
     figures = handle.stats()
     sent_bytes = figures["wire_bytes_per_step"] * handle.step
     of_all = torch.tensor(
-        [useful_s, wall_s, handle.step, sent_bytes, figures["exchanges"]],
+        [useful_s, wall_s, trained_s, handle.step, sent_bytes, figures["exchanges"]],
         dtype=torch.float64,
     )
     dist.all_reduce(of_all)
     handle.detach()
-    useful_s, wall_s, steps, sent_bytes, exchanges = of_all.tolist()
+    useful_s, wall_s, trained_s, steps, sent_bytes, exchanges = of_all.tolist()
     return {
         "side": side,
         "useful": useful_s / wall_s,
         "wall_s": wall_s / world,
+        "end_s": (wall_s - trained_s) / world,
         "steps": steps,
         "sent_mb": sent_bytes / world / 1e6,
         "exchanges": exchanges / world,
@@ -179,7 +182,8 @@ def main() -> None:
         num_steps = round(row["steps"] / dist.get_world_size())
         if dist.get_rank() == 0:
             print(
-                f"{side:22} useful {row['useful']:.3f}, {row['wall_s']:.1f} s, "
+                f"{side:22} useful {row['useful']:.3f}, {row['wall_s']:.1f} s "
+                f"with {row['end_s']:.1f} s for the end, "
                 f"{row['steps']:.0f} steps, {row['sent_mb']:.1f} MB a rank, "
                 f"{row['exchanges']:.0f} merges, loss {row['loss']:.4f}",
                 flush=True,

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import mean
 from typing import Any
 
 from gradwire.cli.report.table import Row
@@ -35,6 +35,7 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.planning.inputs import load_or_read
 
+from ..figures import spread
 from ..report import timeline
 from ..testbed.hosts import Testbed, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
@@ -236,7 +237,7 @@ def _add(
     outcome.simulated[profile.model] = simulated
 
 
-def _seconds(ranks: Sequence[dict[str, Any]]) -> Row:
+def _seconds(ranks: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The median iteration and its spread; the rank that ends last counts.
 
     An iteration begins where the one before it ended, on the last rank: so a rank that
@@ -247,14 +248,7 @@ def _seconds(ranks: Sequence[dict[str, Any]]) -> Row:
         max(end_s for _, end_s in spans) - max(start_s for start_s, _ in spans)
         for spans in iterations
     ]
-    low, *_, high = quantiles(
-        seconds if len(seconds) > 1 else seconds * 2, n=5, method="inclusive"
-    )
-    return {
-        "measured_s": median(seconds),
-        "measured_p20_s": low,
-        "measured_p80_s": high,
-    }
+    return spread(seconds, "measured")
 
 
 def _compared(rows: list[Row]) -> list[Row]:

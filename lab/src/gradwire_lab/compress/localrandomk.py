@@ -122,4 +122,4 @@ def _of_rank(codec: localrandomk, rank: int) -> localrandomk:
     return replace(codec, seed=(codec.seed + rank * 0x9E3779B97F4A7C15) % 2**64)
 
 
-EXAMPLES = (localrandomk(density=0.3, seed=1),)
+EXAMPLES = (localrandomk(), localrandomk(density=0.3, seed=1))

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.errors import Deadlock
-from gradwire.exchange.rounds import Answer, Merge, PartialRounds, Pull, Push
+from gradwire.exchange.rounds import (
+    Answer,
+    FragmentOwner,
+    Merge,
+    PartialRounds,
+    Pull,
+    Push,
+)
 from gradwire.kernels.crc import crc32
 
 from ..errors import LawBroken
@@ -128,6 +135,8 @@ class VirtualClock:
         delay_s: Seconds of a message, by sender, receiver and bytes of its payload.
         repeats: Whether a message arrives twice, by the number of the message. Default:
             no message does.
+        is_held: Whether an owner closes no round while its last merge is on its way to
+            a rank, as among real ranks. Default: False.
     """
 
     def __init__(
@@ -136,6 +145,7 @@ class VirtualClock:
         step_s: Callable[[int], float],
         delay_s: Callable[[int, int, int], float],
         repeats: Callable[[int], bool] = lambda number: False,
+        is_held: bool = False,
     ) -> None:
         self.ranks = ranks
         self.now_s = 0.0
@@ -144,6 +154,7 @@ class VirtualClock:
         self._step_s = step_s
         self._delay_s = delay_s
         self._repeats = repeats
+        self._is_held = is_held
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._arrivals: dict[tuple[int, int], float] = defaultdict(float)
@@ -185,9 +196,22 @@ class VirtualClock:
         for answer in answers:
             for target in range(len(self.ranks)):
                 self._send(rank, target, answer)
+            if self._is_held and isinstance(answer, Merge):
+                self._hold(rank, self.ranks[rank].rounds.owners[answer.fragment])
         closes_at_s = self.ranks[rank].rounds.closes_at_s
         if closes_at_s is not None:
             self._after(closes_at_s - self.now_s, partial(self._close, rank))
+
+    def _hold(self, rank: int, owner: FragmentOwner) -> None:
+        """Lets an owner close no round until all have what its rank has sent."""
+        owner.is_sending = True
+        last_s = max(self._arrivals[rank, target] for target in range(len(self.ranks)))
+
+        def release() -> None:
+            owner.is_sending = False
+            self._answer(rank, owner.due(self.now_s))
+
+        self._after(last_s - self.now_s, release)
 
 
 def replay(

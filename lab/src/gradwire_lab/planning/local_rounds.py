@@ -175,6 +175,7 @@ def play(
         delay_s=lambda source, target, size: links.seconds(
             source, target, size, clock.now_s
         ),
+        is_held=True,
     )
     owners = [owner for r in ranks for owner in r.rounds.owners.values()]
     latest_s = 2 * rounds * owners[0].rules.every * min(step_s)

@@ -19,10 +19,10 @@ from gradwire.exchange.bulk import (
     Batch,
     Coordinator,
     Endpoint,
-    Report,
-    Transfer,
+    LinkTransfer,
+    ReadyReport,
     batches_of,
-    packed,
+    packed_rows,
 )
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.cluster import Cluster
@@ -82,7 +82,7 @@ class Slots:
         """The time at which the coordinator looks at the clock next."""
         self._told_s: dict[tuple[int, int], float] = defaultdict(float)
 
-    def offer(self, rank: int, transfer: Transfer, item: Any) -> None:
+    def offer(self, rank: int, transfer: LinkTransfer, item: Any) -> None:
         """Takes a send or a receive that a rank has come to."""
         for one, payload in self.endpoints[rank].offer(transfer, item):
             self._clock.done(one, payload)
@@ -90,12 +90,12 @@ class Slots:
         self._clock.at(self._clock.now_s, partial(self._report, rank))
 
     def _tell(
-        self, src: int, dst: int, rows: Sequence[Transfer], then: Callable[[], None]
+        self, src: int, dst: int, rows: Sequence[LinkTransfer], then: Callable[[], None]
     ) -> None:
         """Tells another rank, in order; the coordinator's own rank knows at once."""
         arrival_s = self._clock.now_s
         if src != dst:
-            size_bytes = len(packed(rows))
+            size_bytes = len(packed_rows(rows))
             self.told_bytes += size_bytes
             arrival_s += self._clock.told_s(src, dst, size_bytes)
             arrival_s = max(arrival_s, self._told_s[src, dst])
@@ -105,11 +105,11 @@ class Slots:
     def _report(self, rank: int) -> None:
         report = self.endpoints[rank].report()
         if report is not None:
-            counts = Transfer(report.num_arrived, 0, 0, 0)
+            counts = LinkTransfer(report.num_arrived, 0, 0, 0)
             rows = (counts, *report.ready)
             self._tell(rank, self._rank, rows, partial(self._decide, report))
 
-    def _decide(self, report: Report | None) -> None:
+    def _decide(self, report: ReadyReport | None) -> None:
         """Has the coordinator take a report, or look at the clock."""
         now_s = self._clock.now_s
         if report is None:
@@ -125,7 +125,7 @@ class Slots:
             self._due_s = due_s
             self._clock.at(due_s, partial(self._decide, None))
 
-    def _plan(self, rank: int, transfers: Sequence[Transfer]) -> None:
+    def _plan(self, rank: int, transfers: Sequence[LinkTransfer]) -> None:
         for batch in batches_of(transfers):
             is_sender = batch[0].src == rank
             (self._sends if is_sender else self._receives)[rank].append(batch)
@@ -176,7 +176,7 @@ class SlotEngine(EventEngine):
             super().come(post)
             return
         ends = (post.rank, verb.peer) if verb.sends else (verb.peer, post.rank)
-        transfer = Transfer(post.message, *ends, verb.size_bytes)
+        transfer = LinkTransfer(post.message, *ends, verb.size_bytes)
         self.slots.offer(post.rank, transfer, post)
 
     def told_s(self, src: int, dst: int, size_bytes: int) -> float:

@@ -61,9 +61,8 @@ class FarLine(LineFit):
 def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     """The line of a verb between hosts of this latency.
 
-    ``near`` is its line without distance. The line bends at three sizes: from there on
-    the runtime takes a ring, or posts no receives ahead, or a ring's bytes hide its
-    hops.
+    ``near`` is its line without distance. The line bends where the runtime posts no
+    receives ahead any more. A ring's line also bends where bytes begin to hide hops.
 
     >>> near = LineFit(alpha_s=0.0, per_unit_s=1e-6)
     >>> far = far_line("all_reduce", 4, near, 0.05)

@@ -42,7 +42,7 @@ from ...contract.verbs import (
     Verb,
 )
 from ...errors import ExitCode, InvalidSetting, RankFailed
-from ...exchange.bulk import MOST_MESSAGES, Transfer, as_sends
+from ...exchange.bulk import MOST_MESSAGES, LinkTransfer, as_sends
 from ...planning.data.plan import Bulk
 from ..device.streams import SideStream
 from ..liveness.alarm import Alarm, said
@@ -789,7 +789,7 @@ class Driver:
                 else:
                     left.append(verb)
                     continue
-                transfer = Transfer(self.number, *ends, verb.buf.nbytes)
+                transfer = LinkTransfer(self.number, *ends, verb.buf.nbytes)
                 size_bytes = self.routes.sent_bytes(verb)
                 lane = self.routes.lanes[self.lane]
                 task = self.task(_name(verb), lambda: None, lane, size_bytes)

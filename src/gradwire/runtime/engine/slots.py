@@ -24,11 +24,11 @@ from ...exchange.bulk import (
     Batch,
     Coordinator,
     Endpoint,
-    Report,
-    Transfer,
+    LinkTransfer,
+    ReadyReport,
     batches_of,
-    packed,
-    unpacked,
+    packed_rows,
+    unpacked_rows,
 )
 from ...planning.data.plan import Bulk
 from ..transport.task_graph import Over
@@ -85,7 +85,7 @@ class Slots:
             guarded = partial(self._guarded, work)
             threading.Thread(target=guarded, name=THREADS, daemon=True).start()
 
-    def offer(self, transfer: Transfer, verb: Any, over: Over) -> None:
+    def offer(self, transfer: LinkTransfer, verb: Any, over: Over) -> None:
         """Takes a verb that its message has come to; calls ``over`` when it is done."""
         with self._lock:
             if self._error is not None:
@@ -135,7 +135,7 @@ class Slots:
 
     def _report(self) -> None:
         """Tells news as soon as there are some."""
-        report: Report | None = None
+        report: ReadyReport | None = None
 
         def has_news() -> bool:
             nonlocal report
@@ -162,8 +162,8 @@ class Slots:
         """Hears a rank, on the coordinator's."""
         while self._is_owed(lambda: self._num_owed[rank] > 0):
             (num_arrived, num_ended, *_), *rows = self._heard(rank)
-            ready = tuple(Transfer(*row) for row in rows)
-            self._decide(Report(rank, ready, num_arrived, num_ended))
+            ready = tuple(LinkTransfer(*row) for row in rows)
+            self._decide(ReadyReport(rank, ready, num_arrived, num_ended))
 
     def _wake(self) -> None:
         """Looks at the clock, on the coordinator's rank."""
@@ -203,7 +203,7 @@ class Slots:
             self._lock.wait_for(lambda: self._is_stopped or self._error or something())
             return not self._error and something()
 
-    def _decide(self, report: Report) -> None:
+    def _decide(self, report: ReadyReport) -> None:
         with self._deciding:
             with self._lock:
                 self._num_owed[report.rank] -= report.num_ended
@@ -224,7 +224,7 @@ class Slots:
 
     def _plan(self, rows: Iterable[Sequence[int]]) -> None:
         """Begins the batches of a plan. Receives begin at once, so no send waits."""
-        for batch in batches_of(Transfer(*row) for row in rows):
+        for batch in batches_of(LinkTransfer(*row) for row in rows):
             with self._lock:
                 self._unplanned.subtract(one.key for one in batch)
                 for one in batch:
@@ -257,7 +257,7 @@ class Slots:
 
     def _tell(self, rank: int, rows: Iterable[Sequence[int]]) -> Any:
         """Sends rows behind their size."""
-        data = packed(rows)
+        data = packed_rows(rows)
         frame = bytearray(len(data).to_bytes(_SIZE_BYTES, "little") + data)
         self.told_bytes += len(frame)
         return self._told.send([torch.frombuffer(frame, dtype=torch.uint8)], rank, 0)
@@ -267,4 +267,4 @@ class Slots:
         frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8, device="cpu")
         self._told.recv([frame], rank, 0).wait()
         size_bytes = int.from_bytes(bytes(frame[:_SIZE_BYTES].tolist()), "little")
-        return unpacked(frame[_SIZE_BYTES:][:size_bytes].numpy().tobytes())
+        return unpacked_rows(frame[_SIZE_BYTES:][:size_bytes].numpy().tobytes())

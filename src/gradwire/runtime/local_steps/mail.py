@@ -117,11 +117,14 @@ class Mail:
         }
         self._threads = [
             threading.Thread(
-                target=partial(self._carry, work, rank),
+                target=partial(self._carry, is_over, rank),
                 name=f"gradwire rounds {name} {rank}",
                 daemon=True,
             )
-            for name, work in (("to", self._send_all), ("from", self._receive_all))
+            for name, is_over in (
+                ("to", self._sends_last),
+                ("from", self._receives_last),
+            )
             for rank in others
         ]
         for thread in self._threads:
@@ -150,37 +153,41 @@ class Mail:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
-    def _carry(self, work: Callable[[int], None], rank: int) -> None:
+    def _carry(self, is_over: Callable[[int], bool], rank: int) -> None:
         try:
-            work(rank)
+            while not is_over(rank):
+                pass
         except BaseException as error:
             if not (self._is_closing or rank in self._left):
                 self._fail(error)
 
-    def _send_all(self, dst: int) -> None:
-        message: RoundMessage | None = None
-        while not isinstance(message, Leaving):
-            message, on_sent = self._outgoing[dst].get()
-            parts = [_written(message, self._head_bytes)]
-            works = [self._channel.send(parts, dst, _HEAD_TAG)]
-            if isinstance(message, Push | Merge):
-                parts.append(message.payload_B.cpu())
-                works.append(self._channel.send(parts[1:], dst, _PAYLOAD_TAG))
-            for work in works:
-                work.wait(self._timeout)
-            self._sent_bytes[dst] += sum(part.numel() for part in parts)
-            if on_sent is not None:
-                on_sent()
+    # One message at a time: its memory is free once the function returns.
 
-    def _receive_all(self, src: int) -> None:
+    def _sends_last(self, dst: int) -> bool:
+        """Sends the next message; returns whether it was the last one."""
+        message, on_sent = self._outgoing[dst].get()
+        parts = [_written(message, self._head_bytes)]
+        works = [self._channel.send(parts, dst, _HEAD_TAG)]
+        if isinstance(message, Push | Merge):
+            parts.append(message.payload_B.cpu())
+            works.append(self._channel.send(parts[1:], dst, _PAYLOAD_TAG))
+        for work in works:
+            work.wait(self._timeout)
+        self._sent_bytes[dst] += sum(part.numel() for part in parts)
+        if on_sent is not None:
+            on_sent()
+        return isinstance(message, Leaving)
+
+    def _receives_last(self, src: int) -> bool:
+        """Receives the next message; returns whether it was the last one."""
         head_B = torch.empty(self._head_bytes, dtype=torch.uint8, device="cpu")
-        message: RoundMessage | None = None
-        while not isinstance(message, Leaving):
-            self._channel.recv([head_B], src, _HEAD_TAG).wait()
-            message = _read(head_B)
-            if isinstance(message, Push | Merge):
-                work = self._channel.recv([message.payload_B], src, _PAYLOAD_TAG)
-                work.wait(self._timeout)
-            if isinstance(message, Leaving):
-                self._left.add(src)
-            self._take(src, message)
+        self._channel.recv([head_B], src, _HEAD_TAG).wait()
+        message = _read(head_B)
+        if isinstance(message, Push | Merge):
+            work = self._channel.recv([message.payload_B], src, _PAYLOAD_TAG)
+            work.wait(self._timeout)
+        is_last = isinstance(message, Leaving)
+        if is_last:
+            self._left.add(src)
+        self._take(src, message)
+        return is_last

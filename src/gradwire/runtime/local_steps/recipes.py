@@ -160,8 +160,8 @@ def lora(
         PEFT. The other defaults lost least in docs/two_sites.md.
 
     Args:
-        model: The model with adapters, such as PEFT's ``get_peft_model`` makes, on its
-            device. Other ranks get the adapters of rank 0.
+        model: The model with adapters, as PEFT makes it, on its device. Other ranks get
+            the adapters of rank 0.
         optimizer: Default: AdamW of the parameters with ``requires_grad``.
         lr: The learning rate of AdamW, by default 2e-4.
         every: Local steps from one mean to the next, by default 20.

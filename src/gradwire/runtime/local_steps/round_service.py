@@ -149,14 +149,21 @@ class RoundService:
     def _run(self) -> None:
         try:
             with as_on_a_lane():
-                while (event := self._next()) is not None:
-                    event()
+                while self._do_next():
+                    pass
         except BaseException as error:
             engine = self._engine
             text = f"rank {engine.rank} of {engine.world} raised {said(error)}"
             engine.lose(
                 (engine.rank,), self.rounds.step, text, "its rounds", ExitCode.BROKEN
             )
+
+    def _do_next(self) -> bool:
+        """Does what the next event asks for; returns whether others may come."""
+        event = self._next()
+        if event is not None:
+            event()
+        return event is not None
 
     def _next(self) -> _Event | None:
         """The next event; the end of a grace is one."""
