@@ -379,6 +379,21 @@ def test_ranks_that_do_not_call_alike_are_named(
         assert said in text
 
 
+def test_a_merge_that_comes_just_before_all_have_met_is_taken_in() -> None:
+    _, _, handle = prepared()
+    # All have met while settle runs, or just after it.
+    looks = iter([False, True, True])
+    events: list[object] = []
+
+    def have_met() -> bool:
+        events.append(next(looks))
+        return bool(events[-1])
+
+    handle._service.wait_for(have_met, lambda: events.append("settles"))
+    assert "settles" in events[events.index(True) :]
+    handle.detach()
+
+
 # ---- settings ------------------------------------------------------------------------
 
 MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (

@@ -121,11 +121,13 @@ class RoundService:
             left = set(self._left)
             is_over = is_there()
             settle()
-            if is_over or is_there():
+            if is_over:
                 return
-            self._check(left if needed is None else left & needed())
-            self._news.wait(_LOOK_S)
-            self._news.clear()
+            # where it holds only now, merges may have come since settle
+            if not is_there():
+                self._check(left if needed is None else left & needed())
+                self._news.wait(_LOOK_S)
+                self._news.clear()
 
     def go_on(self) -> None:
         """Ends a joint call on this rank."""
