@@ -308,6 +308,15 @@ def test_states_of_all_ranks_are_gathered_and_others_are_refused(
     assert second[1]
 
 
+def test_states_of_another_number_of_ranks_are_refused() -> None:
+    _, _, handle = prepared()
+    state = handle.state_dict()
+    saved = [{**state, "world_size": 2, "rank": r, "saved_by": 2} for r in range(2)]
+    with pytest.raises(InvalidSetting, match=r"must be 1, as now, got 2"):
+        handle.load_state_dict(gw.redistribute(saved, world_size=1)[0])
+    handle.detach()
+
+
 # ---- ranks that leave or fail --------------------------------------------------------
 
 

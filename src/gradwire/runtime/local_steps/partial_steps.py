@@ -345,14 +345,18 @@ class PartialSteps(LocalSteps):
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         put_others = super()._checked(saved, strict)
+        world = self._engine.world
+        if saved["saved_by"] != world:
+            remedy = "end the period before you save, and start anew with its weights"
+            what = "the number of ranks that saved a state under quorum="
+            raise invalid(what, saved["saved_by"], f"{world}, as now", remedy)
         loaded = self._made_rounds()
         try:
             loaded.load(saved["rounds"])
         except (KeyError, TypeError, ValueError, RuntimeError, StopIteration) as error:
             raise InvalidSetting(
                 "the state has no rounds of this model and these fragments "
-                f"({type(error).__name__}: {error}); {DAMAGED}, saved with a quorum "
-                "among as many ranks"
+                f"({type(error).__name__}: {error}); {DAMAGED}, saved with a quorum"
             ) from error
 
         def put_in_place() -> None:
