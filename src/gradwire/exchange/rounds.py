@@ -632,6 +632,8 @@ class FragmentLearner:
                 continue
             if entry.weight:
                 kept_N -= self.pushed_N
+                # A NaN that the merge leaves out would stay on this rank.
+                clear_not_finite(kept_N)
                 self._forget_push()
             else:
                 self.take_back()

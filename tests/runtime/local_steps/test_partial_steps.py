@@ -317,6 +317,19 @@ def test_states_of_another_number_of_ranks_are_refused() -> None:
     handle.detach()
 
 
+def test_parameters_that_are_no_numbers_end_at_their_anchors() -> None:
+    net, optimizer, handle = prepared(exchange="topk")
+    train(net, optimizer, 0, [0])
+    with torch.no_grad():
+        next(net.parameters()).fill_(float("nan"))
+    train(net, optimizer, 0, [1])
+    handle.end_period()
+    anchors = handle.anchors().values()
+    assert any(anchor.isfinite().any() for anchor in anchors)
+    assert digest(net) == digest(anchors)
+    handle.detach()
+
+
 # ---- ranks that leave or fail --------------------------------------------------------
 
 
