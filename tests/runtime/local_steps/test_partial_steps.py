@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +23,14 @@ from gradwire.errors import InvalidSetting, LoopMistake, RankFailed
 from gradwire.exchange.rounds import (
     FragmentLearner,
     FragmentOwner,
+    Merge,
     PartialRounds,
     RoundCodec,
     Rules,
     codec_for_rounds,
 )
 from gradwire.runtime.local_steps.local_steps import cut_into
+from gradwire.runtime.local_steps.mail import Mail
 from gradwire.runtime.local_steps.outer import DILOCO, Outer
 from gradwire.runtime.local_steps.partial_steps import Fragment, PartialSteps
 from gradwire_lab.exchange.virtual_rounds import VirtualRank, replay
@@ -414,6 +417,49 @@ def test_a_merge_that_comes_just_before_all_have_met_is_taken_in() -> None:
     handle._service.wait_for(have_met, lambda: events.append("settles"))
     assert "settles" in events[events.index(True) :]
     handle.detach()
+
+
+class SlowLink:
+    """A channel to one other rank that notes the bytes for which each wait is."""
+
+    def __init__(self) -> None:
+        self.waited: list[int] = []
+        self._never = threading.Event()
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
+
+    def send(self, parts: Sequence[Tensor], dst: int, tag: int) -> Any:
+        sent = parts[0].nbytes
+
+        def wait(timeout: timedelta) -> None:
+            assert timeout == timedelta(seconds=1)
+            self.waited.append(sent)
+
+        return SimpleNamespace(wait=wait)
+
+    def recv(self, parts: Sequence[Tensor], src: int, tag: int) -> Any:
+        return SimpleNamespace(wait=self._never.wait)
+
+
+def test_a_time_out_is_of_a_piece_of_a_payload() -> None:
+    link = SlowLink()
+    failed: list[BaseException] = []
+    sent = threading.Event()
+    channel: Any = link
+    mail = Mail(channel, timedelta(seconds=1), lambda *_: None, failed.append)
+    payload_B = torch.zeros(5 * 2**20 + 1, dtype=torch.uint8)
+    mail.send(1, Merge(0, 1, (), payload_B), sent.set)
+    assert sent.wait(60)
+    mail.close(is_whole=False)
+    link._never.set()
+    head, *pieces = link.waited[:7]
+    assert head < 2**20
+    assert pieces == [2**20] * 5 + [1]
+    assert not failed
 
 
 # ---- settings ------------------------------------------------------------------------

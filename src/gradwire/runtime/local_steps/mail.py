@@ -3,7 +3,8 @@
 Each rank has two threads for each other rank: one sends and one receives. A message is
 a head of fixed size and the bytes of a payload. Messages of one rank to another arrive
 in order. A receive waits for as long as its sender lives, since no rank knows when a
-message will come.
+message will come. A payload travels in pieces: the time-out bounds each of them, and
+not the time of a long payload.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ...exchange.rounds import Contribution, Merge, Pull, Push
+from ..transport.direct import PIECE_BYTES
 from ..transport.wire import Channel
 
 _HEAD_TAG = 1
@@ -90,7 +92,7 @@ class Mail:
 
     Args:
         channel: A process group of all ranks, for nothing else.
-        timeout: How long a message may be under way.
+        timeout: How long a head or a piece of a payload may be under way.
         take: Called with a message and its sender, in a thread of the sender's.
         fail: Called with the error of a connection, in the same way.
     """
@@ -169,8 +171,9 @@ class Mail:
         parts = [_written(message, self._head_bytes)]
         works = [self._channel.send(parts, dst, _HEAD_TAG)]
         if isinstance(message, Push | Merge):
-            parts.append(message.payload_B.cpu())
-            works.append(self._channel.send(parts[1:], dst, _PAYLOAD_TAG))
+            pieces = torch.split(message.payload_B.cpu(), PIECE_BYTES)
+            parts += pieces
+            works += [self._channel.send([p], dst, _PAYLOAD_TAG) for p in pieces]
         for work in works:
             work.wait(self._timeout)
         self._sent_bytes[dst] += sum(part.numel() for part in parts)
@@ -184,8 +187,10 @@ class Mail:
         self._channel.recv([head_B], src, _HEAD_TAG).wait()
         message = _read(head_B)
         if isinstance(message, Push | Merge):
-            work = self._channel.recv([message.payload_B], src, _PAYLOAD_TAG)
-            work.wait(self._timeout)
+            pieces = torch.split(message.payload_B, PIECE_BYTES)
+            works = [self._channel.recv([p], src, _PAYLOAD_TAG) for p in pieces]
+            for work in works:
+                work.wait(self._timeout)
         is_last = isinstance(message, Leaving)
         if is_last:
             self._left.add(src)
