@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -417,6 +419,25 @@ def test_a_merge_that_comes_just_before_all_have_met_is_taken_in() -> None:
     handle._service.wait_for(have_met, lambda: events.append("settles"))
     assert "settles" in events[events.index(True) :]
     handle.detach()
+
+
+def channel_after(rank: int, world: int) -> bool:
+    """Whether a detached handle keeps its channel."""
+    _, _, handle = prepared()
+    mail = handle._service._mail
+    channel = weakref.ref(mail._channel)
+    del mail
+    gc.disable()
+    handle.end_period()
+    handle.detach()
+    is_kept = channel() is not None
+    gc.enable()
+    return is_kept
+
+
+@pytest.mark.multi
+def test_detach_gives_the_connections_back(two: Ranks) -> None:
+    assert two.run(channel_after) == [False, False]
 
 
 class SlowLink:

@@ -145,6 +145,8 @@ class RoundService:
         if self._mail is not None:
             self._mail.close(is_whole=not self._engine.has_failed)
         self._thread.join(_LOOK_S)
+        # The handle, which keeps this, would keep the channel's connections.
+        self._mail = None
 
     # From here on in the service's thread.
 
@@ -258,8 +260,8 @@ class RoundService:
     ) -> None:
         if dst == self._engine.rank:
             self._take(dst, message)
-        elif self._mail is not None:
-            self._mail.send(dst, message, on_sent)
+        elif (mail := self._mail) is not None:
+            mail.send(dst, message, on_sent)
 
     def _send_to_others(
         self, message: RoundMessage, on_sent: _Event | None = None
