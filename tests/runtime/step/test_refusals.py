@@ -381,6 +381,15 @@ def test_tensors_without_plain_values_are_refused() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantised_and_sparse_tensors_are_refused() -> None:
+    sparse = torch.eye(3).to_sparse()
+    quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+    for buffer in (sparse, quantised):
+        said = refused(with_buffer(buffer))
+        assert "odd must be a dense tensor of plain numbers" in said
+
+
 @pytest.mark.multi
 def test_torchscript_is_refused_at_the_root_and_taken_inside(two: Ranks) -> None:
     one, other = two.run(scripted)

@@ -329,6 +329,10 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
                 "give the model its values first (to_empty() and its initialisation)"
             )
             raise invalid(f"device of {name}", "meta", "one that holds values", remedy)
+        if tensor.is_quantized or tensor.layout is not torch.strided:
+            given = f"{tensor.dtype} in the layout {tensor.layout}"
+            remedy = "call its dequantize() or to_dense()"
+            raise invalid(name, given, "a dense tensor of plain numbers", remedy)
 
 
 def _refuse_ddp_inside(model: nn.Module) -> None:
