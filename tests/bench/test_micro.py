@@ -74,9 +74,8 @@ def test_a_peer_does_what_the_compressor_does(name: str) -> None:
 def test_a_batch_is_timed_beside_a_call_a_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        batch, "MODELS", {"made up": lambda: [100, batch.SMALL + 1, 64]}
-    )
+    monkeypatch.setattr(batch, "MODELS", ("made up",))
+    monkeypatch.setattr(batch, "sizes_of", lambda model: [100, batch.SMALL + 1, 64])
     rows = batch.measure(made("onebit"), 1, 4)
     assert [row["num_tensors"] for row in rows] == [3, 2]
     assert all(
