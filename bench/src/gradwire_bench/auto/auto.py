@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -90,13 +90,9 @@ class AutoBench:
     def settings(self, model: str, *, changes: bool = False) -> dict[str, Any]:
         """Settings of one cell's ranks."""
         return {
+            **asdict(self),
             "task": MODELS[model],
-            "fidelity": self.fidelity,
             "singles": self.others,
-            "steps": self.steps,
-            "turn_s": self.turn_s,
-            "under": self.under,
-            "rounds": self.rounds,
             "changes": changes,
         }
 
@@ -106,7 +102,6 @@ def run(
     report: Report,
     *,
     announce: Callable[[str], None] = lambda line: None,
-    timeout_s: float = 900.0,
 ) -> tuple[list[Row], list[str]]:
     """A row for each side of each cell, and what ``auto`` said in each cell.
 
@@ -125,9 +120,7 @@ def run(
         program = f"{__name__}_rank"
         settings = bench.settings(model)
         with _hosts(bench, rate) as hosts:
-            results = run_ranks(
-                hosts, program, settings, report=within, timeout_s=timeout_s
-            )
+            results = run_ranks(hosts, program, settings, report=within)
         own = list(rows_of(bench, model, rate, results))
         rows += own
         notes += [
@@ -249,8 +242,6 @@ def run_changed(
     first_rate: float,
     then_rate: float,
     report: Report,
-    *,
-    timeout_s: float = 900.0,
 ) -> tuple[list[Row], list[str]]:
     """A row for each model, whose links change in mid-run, and what ``auto`` said.
 
@@ -264,9 +255,7 @@ def run_changed(
             announce = _changing(hosts, bench, then_rate, report, place)
             program = f"{__name__}_rank"
             settings = bench.settings(model, changes=True)
-            results = run_ranks(
-                hosts, program, settings, report=announce, timeout_s=timeout_s
-            )
+            results = run_ranks(hosts, program, settings, report=announce)
         said = results[0]["pilot"]["decisions"]
         changed_at = results[0]["changed_at"]
         steps = [

@@ -28,8 +28,7 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire.runtime.transport.task_graph import wall_clock
 
-from ..testbed.ranks import Report
-from ..testbed.relay import own_counters
+from ..testbed.ranks import Report, counted
 from ..training.tasks import make_task
 from ..workloads.task import TrainingTask
 
@@ -101,15 +100,15 @@ def _start(
 
 
 def _take_turn(run: MethodRun, task: TrainingTask, num_steps: int) -> None:
-    before = own_counters()  # before any rank sends
-    dist.barrier()
-    for _ in range(num_steps):
-        start_s = time.perf_counter()
-        run.losses.append(_train_step(run, task, run.model))
-        run.step_s.append(time.perf_counter() - start_s)
-        run.step += 1
-    dist.barrier()
-    run.sent_bytes += own_counters().since(before).tx_bytes
+    def train() -> None:
+        for _ in range(num_steps):
+            start_s = time.perf_counter()
+            run.losses.append(_train_step(run, task, run.model))
+            run.step_s.append(time.perf_counter() - start_s)
+            run.step += 1
+
+    _, moved = counted(train)
+    run.sent_bytes += moved.tx_bytes
     run.counted_steps += num_steps
 
 

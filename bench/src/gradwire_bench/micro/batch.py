@@ -6,9 +6,9 @@ cost little more than. Of a sparsifier there is a row of ``selective`` too: it e
 the tensors apart, but for the smallest, which it leaves dense, and puts all of them
 into one payload.
 
-Source: HiPress, section 3.2; its table 6 has models of 148 and 399 gradients. Shapes are
-the catalogue's. UGATIT-light has the number, the total and the largest that the table
-gives; BERT-large has 398 gradients, and the table's total.
+Source: HiPress, section 3.2; its table 6 has models of 148 and 399 gradients. Shapes
+are the catalogue's. UGATIT-light has the number, the total and the largest that the
+table gives; BERT-large has 398 gradients, and the table's total.
 
 Large gradients take as long either way, so there is a row of all and one of the small
 ones alone, those of up to ``SMALL`` elements.

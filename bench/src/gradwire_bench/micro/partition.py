@@ -51,7 +51,11 @@ def measure(
     if rounds < 4:
         raise invalid("rounds", rounds, "at least 4", "leave it out")
     if device != "cpu":
-        return _on_gpu(draws, rounds, torch.device(device))
+        if not has_triton():
+            raise NotInstalled("the partition on a GPU", "triton", "triton")
+        own = _entries(draws.taken(0, draws.pool()), 0)
+        held = Entries(own.indices_K.to(device), own.values.to(device))
+        return partition_forms(held, draws.numel, draws.world, rounds)
     _log.warning(
         "the Triton forms are not measured here: ask for --device cuda where "
         "there is one"
@@ -139,24 +143,26 @@ def _entries(indices_K: Tensor, seed: int) -> Entries:
     return Entries(indices_K, torch.randn(indices_K.numel(), generator=draw))
 
 
-def _on_gpu(draws: IndexDraws, rounds: int, device: torch.device) -> list[Row]:
-    """The paper's figure 16: one tensor's partition, without its transfer."""
-    if not has_triton():
-        raise NotInstalled("the partition on a GPU", "triton", "triton")
-    entries = _entries(draws.taken(0, draws.pool()), 0)
-    held = Entries(entries.indices_K.to(device), entries.values.to(device))
-    where = (held, draws.numel, draws.world, Permutation(draws.numel, seed=1))
-    times = _in_turn(
-        {
+def partition_forms(entries: Entries, numel: int, world: int, rounds: int) -> list[Row]:
+    """The paper's figure 16: one tensor's partition, without its transfer.
+
+    There is a row for each form on a GPU, and for the C++ on a CPU.
+    """
+    device = entries.indices_K.device
+    where = (entries, numel, world, Permutation(numel, seed=1))
+    forms: Steps = {"cpu": partial(partition, *where)}
+    if device.type == "cuda":
+        forms = {
             "sort by place": partial(partition, *where),
             "algorithm 1": partial(hash_partition, *where),
-        },
-        rounds,
-        device,
-    )
-    hashed = hash_partition(*where)
-    rows = [_row(name, taken) for name, taken in times.items()]
-    rows[1] |= {"serial": hashed.serial, "fallback": hashed.fallback}
+        }
+    rows = [
+        {**_row(name, taken), "num_entries": entries.num}
+        for name, taken in _in_turn(forms, rounds, device).items()
+    ]
+    if device.type == "cuda":
+        hashed = hash_partition(*where)
+        rows[1] |= {"serial": hashed.serial, "fallback": hashed.fallback}
     return rows
 
 

@@ -14,6 +14,7 @@ from math import isnan
 from statistics import mean
 
 from gradwire.cli.report.table import Row
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
 from gradwire.errors import invalid
 
@@ -48,10 +49,7 @@ class TrainBench:
             ("seeds", 1),
             ("learning_rates", 1),
         ):
-            if getattr(self, name) < least:
-                raise invalid(
-                    name, getattr(self, name), f"{least} or more", "leave it out"
-                )
+            check_whole(name, getattr(self, name), "leave it out", least=least)
         if not self.learning_rates % 2:
             raise invalid(
                 "learning_rates", self.learning_rates, "an odd number", "write 3"

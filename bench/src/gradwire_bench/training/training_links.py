@@ -105,9 +105,7 @@ Entrant = tuple[str, float]
 """A method, and the factor of the task's learning rate."""
 
 
-def run(
-    links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0
-) -> LinksResult:
+def run(links: TrainingOnLinks, report: Report) -> LinksResult:
     """Trains each task by each optimizer on each link; rows in the order of the
     settings.
     """
@@ -131,7 +129,7 @@ def run(
             found: list[list[list[Point]]] = []
             for seed in range(bench.seeds):
                 of_seed, link = _trained(
-                    links, task, optimizer, rate, seed, entrants, part, timeout_s
+                    links, task, optimizer, rate, seed, entrants, part
                 )
                 if len(entrants) > len(trained):
                     entrants, of_seed = _best(trained, entrants, of_seed)
@@ -155,7 +153,6 @@ def _trained(
     seed: int,
     entrants: Sequence[Entrant],
     report: Report,
-    timeout_s: float,
 ) -> tuple[list[list[Point]], str]:
     """The points of each entrant, and the link in words."""
     settings = {
@@ -173,7 +170,6 @@ def _trained(
             f"{__package__}.training_links_rank",
             settings,
             report=report,
-            timeout_s=timeout_s,
         )
         shaped = hosts.shaped
     link = (
