@@ -134,20 +134,19 @@ def _right(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return right_B.float().mean()
 
 
-def text_lstm(  # noqa: PLR0913
+def text_lstm(
     *,
     vocabulary: int = 10_000,
     embedding: int = 128,
     hidden: int = 256,
     num_layers: int = 1,
-    tied: bool = False,
     batch: int = 16,
     context: int = 20,
     num_held_out: int = 500,
     seed: int = 0,
 ) -> TrainingTask:
     """LSTM over words of ``words``: perplexity on ``num_held_out`` windows."""
-    made = partial(LSTMLM, vocabulary, embedding, hidden, num_layers, tied)
+    made = partial(LSTMLM, vocabulary, embedding, hidden, num_layers)
     about = f"LSTM of {num_layers} x {hidden} over {vocabulary:,} words"
     windows = _Windows(words.load(vocabulary), batch, context)
     return _language("lstm", about, made, _sgd(1.0), windows, num_held_out, seed)

@@ -21,6 +21,7 @@ from ..faults.faults_judge import COLUMNS
 from ..testbed.wide_area import NEAR, WideArea, read_wide_area
 from ..training import training as training_bench
 from ..training import training_links
+from ..training.trainers import PERIOD
 from ._options import SingleRankHosts, TaskName, Turns
 
 
@@ -185,12 +186,11 @@ def _train_on_links(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    every = training_links.TrainingOnLinks.score_every
     links = training_links.TrainingOnLinks(
         bench=settings,
         rates_bytes_per_s=tuple(rates),
         wide_area=wide,
-        goal_step=settings.steps * 3 // 4 // every * every
+        goal_step=settings.steps * 3 // 4 // PERIOD * PERIOD
         if goal_step is None
         else goal_step,
         peers=tuple(str(folder.absolute()) for folder in peers),

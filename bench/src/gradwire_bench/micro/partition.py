@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from statistics import median, quantiles
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,8 +32,11 @@ from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.figures import threads_of_torch
-from gradwire_bench.micro.draws import IndexDraws
 from gradwire_bench.micro.kernel import COPY_BYTES, seconds
+
+if TYPE_CHECKING:
+    # needs pydantic, which a run beside the command may lack
+    from gradwire_bench.micro.draws import IndexDraws
 
 CPU_STEPS = ("partition", "merge", "encode", "decode")
 _log = logging.getLogger("gradwire")

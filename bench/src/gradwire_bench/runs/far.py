@@ -41,7 +41,7 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy
 
-from .turns import print_rows, seconds_in_turn
+from .turns import detach, print_rows, seconds_in_turn
 
 DDP = "ddp"
 HOOK = "ddp, fp16 hook"
@@ -112,10 +112,8 @@ def measure(
 ) -> list[Row]:
     """A row for each method, with the median and the range of its turns."""
     sides = {name: Side(name, width, layers, num_steps, timeout_s) for name in methods}
-    seconds = seconds_in_turn([side.turn for side in sides.values()], turns)
-    for side in sides.values():
-        if side.handle is not None:
-            side.handle.detach()
+    seconds = seconds_in_turn(sides.values(), turns)
+    detach(sides.values())
     return [
         {
             "name": name,

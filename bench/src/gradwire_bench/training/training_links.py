@@ -16,6 +16,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from gradwire.cli.report.table import Row
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import format_rate
 from gradwire.errors import invalid
 
@@ -57,7 +58,6 @@ class TrainingOnLinks:
     bench: TrainBench
     rates_bytes_per_s: tuple[float | None, ...]
     goal_step: int
-    score_every: int = PERIOD
     peers: tuple[str, ...] = ()
     wide_area: WideArea = NEAR
 
@@ -67,11 +67,8 @@ class TrainingOnLinks:
             why = "one or more, as a goal and pictures are of links"
             raise invalid("rates of links", "none", why, "write --rate 100mbit")
         steps = self.bench.steps
-        every = self.score_every
-        if steps % every or steps // every < 2:
-            raise invalid(
-                "steps", steps, f"a multiple of {every}, {2 * every} at least", "400"
-            )
+        every = PERIOD
+        check_whole("steps", steps, "write 400", least=2 * every, multiple=every)
         if not 0 < self.goal_step <= steps or self.goal_step % every:
             accepted = f"a multiple of {every}, at most {steps}"
             raise invalid("goal step", self.goal_step, accepted, "leave it out")
@@ -160,7 +157,6 @@ def _trained(
         "optimizer": optimizer,
         "seed": seed,
         "steps": links.bench.steps,
-        "score_every": links.score_every,
         "entrants": entrants,
         "peers": links.peers,
     }
@@ -240,7 +236,7 @@ def _rows(
     """One row a method: means over seeds, each seed with the goal that its own DDP
     sets.
     """
-    goals = [trained[0][links.goal_step // links.score_every].loss for trained in found]
+    goals = [trained[0][links.goal_step // PERIOD].loss for trained in found]
     ddp_s: float | None = None
     rows: list[Row] = []
     for place, (name, factor) in enumerate(entrants):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ..testbed.ranks import Report, counted
 from .tasks import make_task
 from .trainer import Trainer
-from .trainers import start
+from .trainers import PERIOD, start
 
 
 def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, float]]]:
@@ -30,7 +30,7 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
     torch.set_num_threads(1)
     sys.path += settings["peers"]
     steps = settings["steps"]
-    every = settings["score_every"]
+    every = PERIOD
     entrants = settings["entrants"]
     trainers = [_started(settings, name, factor) for name, factor in entrants]
     points: list[list[dict[str, float]]] = [[_point(trainer)] for trainer in trainers]
