@@ -11,7 +11,6 @@ from typing import Annotated
 import torch
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate
@@ -24,7 +23,7 @@ from ..micro import sparse as sparse_bench
 from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
 from ..schedule import schedule as schedule_bench
-from ..testbed.wide_area import read_wide_area
+from ..testbed.wide_area import WideArea
 from . import _bench_training as of_training
 from ._bench_device import device
 from ._options import (
@@ -38,6 +37,7 @@ from ._options import (
     RanksPerHost,
     SingleRankHosts,
     Turns,
+    with_links,
 )
 
 app = typer.Typer(no_args_is_help=True)
@@ -63,15 +63,12 @@ for verb in (
 
 
 @app.command()
+@with_links
 def exchange(
+    wide_area: WideArea,
     hosts: NumHosts = 4,
     ranks_per_host: RanksPerHost = 1,
     rate: LinkRate = "500mbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     numel: NumElements = 10_000_000,
     repeats: Turns = 7,
     only: Annotated[
@@ -90,7 +87,7 @@ def exchange(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         numel=numel,
         repeats=repeats,
         only=tuple(only or ()),
@@ -104,14 +101,11 @@ def exchange(
 
 
 @app.command()
+@with_links
 def sparse(
+    wide_area: WideArea,
     hosts: SingleRankHosts = 8,
     rate: LinkRate = "200mbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     numel: NumElements = 10_000_000,
     density: Annotated[
         float, typer.Option(help="Share of them that each rank takes.")
@@ -160,7 +154,7 @@ def sparse(
     settings = sparse_bench.SparseBench(
         draws=draws,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         repeats=repeats,
         pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
@@ -316,7 +310,9 @@ def batch(
 
 
 @app.command()
+@with_links
 def schedule(
+    wide_area: WideArea,
     profile: Annotated[
         list[str] | None,
         typer.Option(help="A model of the catalogue, or a profile's file."),
@@ -326,11 +322,6 @@ def schedule(
     rate: Annotated[
         str, typer.Option(help="Rate of the links that are stood for.")
     ] = "10gbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     scale: Annotated[
         float, typer.Option(help="Bytes and rates are divided by this.")
     ] = 16.0,
@@ -364,7 +355,7 @@ def schedule(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         scale=scale,
         slowdown=slowdown,
         turns=turns,

@@ -9,28 +9,24 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, machine, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import NotInstalled
 
 from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
-from ..testbed.wide_area import read_wide_area
-from ._options import LinkRate, NumSteps, SingleRankHosts, TaskName
+from ..testbed.wide_area import WideArea
+from ._options import LinkRate, NumSteps, SingleRankHosts, TaskName, with_links
 
 app = typer.Typer()
 
 
 @app.command()
+@with_links
 def demo(
+    wide_area: WideArea,
     hosts: SingleRankHosts = 4,
     rate: LinkRate = "200mbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     steps: NumSteps = 40,
     task: TaskName = "text",
     compressor: Annotated[
@@ -51,7 +47,7 @@ def demo(
     settings = Demo(
         hosts=hosts,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         steps=steps,
         task=task,
         compressors=tuple(compressor or COMPRESSORS),
