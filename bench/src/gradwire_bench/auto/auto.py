@@ -19,7 +19,7 @@ from gradwire.planning.planner.auto.judgement import admitted
 
 from ..figures import spread
 from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
-from ..testbed.ranks import Report, run_ranks
+from ..testbed.ranks import Report, part_of, run_ranks
 from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
 from .auto_rank import ANEW, CHANGE
 
@@ -112,22 +112,16 @@ def run(
     notes: list[str] = []
     cells = [(model, rate) for rate in bench.rates for model in bench.models]
     for place, (model, rate) in enumerate(cells):
-
-        def within(fraction: float, what: str, done: int = place) -> None:
-            cell = f"{cells[done][0]}, {_link(cells[done][1])}"
-            report((done + fraction) / len(cells), f"{cell}: {what}")
-
+        cell = f"{model}, {_link(rate)}"
+        within = part_of(report, place, len(cells), f"{cell}: ")
         program = f"{__name__}_rank"
         settings = bench.settings(model)
         with _hosts(bench, rate) as hosts:
             results = run_ranks(hosts, program, settings, report=within)
         own = list(rows_of(bench, model, rate, results))
         rows += own
-        notes += [
-            f"{model}, {_link(rate)}: {said}"
-            for said in results[0]["pilot"]["decisions"]
-        ]
-        announce(f"{model}, {_link(rate)}: {summary(own)}")
+        notes += [f"{cell}: {said}" for said in results[0]["pilot"]["decisions"]]
+        announce(f"{cell}: {summary(own)}")
     return rows, notes
 
 
@@ -252,7 +246,8 @@ def run_changed(
     notes: list[str] = []
     for place, model in enumerate(bench.models):
         with shaped_hosts(bench.testbed(first_rate)) as hosts:
-            announce = _changing(hosts, bench, then_rate, report, place)
+            within = part_of(report, place, len(bench.models))
+            announce = _changing(hosts, bench.testbed(then_rate), within)
             program = f"{__name__}_rank"
             settings = bench.settings(model, changes=True)
             results = run_ranks(hosts, program, settings, report=announce)
@@ -281,14 +276,12 @@ def run_changed(
     return rows, notes
 
 
-def _changing(
-    hosts: Hosts, bench: AutoBench, rate: float, report: Report, place: int
-) -> Report:
+def _changing(hosts: Hosts, testbed: Testbed, report: Report) -> Report:
     """A report that changes the links' rate when the ranks ask for it."""
 
     def announce(fraction: float, what: str) -> None:
         if what == CHANGE:
-            hosts.change_rate(bench.testbed(rate))
-        report((place + fraction) / len(bench.models), what)
+            hosts.change_rate(testbed)
+        report(fraction, what)
 
     return announce

@@ -30,6 +30,7 @@ from gradwire.runtime.transport.task_graph import wall_clock
 
 from ..testbed.ranks import Report, counted
 from ..training.tasks import make_task
+from ..training.trainer import under_ddp
 from ..workloads.task import TrainingTask
 
 COMPRESSORS = ("none", "cast16", "uniform", "onebit", "topk")
@@ -92,9 +93,8 @@ def _start(
             model, exchange, options=Options(trace_steps=2), failure=failure
         )
     else:
-        model = DistributedDataParallel(model)
-        if method == "ddp-fp16":
-            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        is_half = method == "ddp-fp16"
+        model = under_ddp(model, default_hooks.fp16_compress_hook if is_half else None)
     optimizer = task.make_optimizer(model.parameters())
     return MethodRun(method, model, optimizer, handle)
 

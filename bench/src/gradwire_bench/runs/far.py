@@ -31,7 +31,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cli.report.table import Row
 from gradwire.compress.uniform import uniform
@@ -41,6 +40,7 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy
 
+from ..training.trainer import under_ddp
 from .turns import detach, print_rows, seconds_in_turn
 
 DDP = "ddp"
@@ -64,10 +64,8 @@ class Side:
         stack = [nn.Linear(width, width) for _ in range(layers)]
         self.model: nn.Module = nn.Sequential(*stack)
         if method in (DDP, HOOK):
-            wrapped = DistributedDataParallel(self.model)
-            if method == HOOK:
-                wrapped.register_comm_hook(None, fp16_compress_hook)
-            self.model = wrapped
+            hook = fp16_compress_hook if method == HOOK else None
+            self.model = under_ddp(self.model, hook)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.handle = self._attached(method, timedelta(seconds=timeout_s))
         self._batch = torch.randn(8, width)

@@ -97,6 +97,15 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
             report(float(fraction), what)
 
 
+def part_of(report: Report, place: int, total: int, name: str = "") -> Report:
+    """A report for one of several parts that take turns, told with its name."""
+
+    def part(fraction: float, what: str) -> None:
+        report((place + fraction) / total, f"{name}{what}")
+
+    return part
+
+
 def counted(call: Callable[[], object]) -> tuple[float, InterfaceCounters]:
     """Seconds of a call that all ranks make, and the bytes on this rank's link."""
     before = own_counters()  # before any rank sends

@@ -18,7 +18,7 @@ from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
 from gradwire.errors import invalid
 
-from ..testbed.ranks import Report
+from ..testbed.ranks import Report, part_of
 from ..workloads.train import History, train
 from .methods import DENSE, method
 from .tasks import OPTIMIZERS, TASKS, make_task
@@ -136,11 +136,7 @@ def _shares(
 ) -> Iterator[Report]:
     """A report for each of the trainings that come next."""
     for number in done:
-
-        def announce(part: float, step: str, number: int = number) -> None:
-            report((number + part) / total, f"{what}: {step}")
-
-        yield announce
+        yield part_of(report, number, total, f"{what}: ")
 
 
 def _tuned(
