@@ -192,8 +192,11 @@ def kernel(
     """
     _check_counts(rounds=(rounds, 4), numel=(numel, 1), threads=(threads, 1))
     _check_device(device)
+    from ..micro import kernel_peers
+
     codecs = kernel_bench.shipped(only or [])
-    peers = _peers(compiled, device)
+    kinds = ("eager", "compiled") if compiled else ("eager",)
+    peers = kernel_peers.peers(kinds, device)
     with progress("bench kernel"):
         rows = kernel_bench.measure(
             numel, threads, rounds, codecs, peers=peers, device=device
@@ -220,13 +223,6 @@ def _check_device(device: str) -> None:
     if device not in known:
         accepted = "cpu, or cuda where torch has one"
         raise invalid("device", device, accepted, "leave it out")
-
-
-def _peers(compiled: bool, device: str) -> kernel_bench.Peers:
-    """Torch's own cases beside the compressors."""
-    from ..micro import kernel_peers
-
-    return kernel_peers.peers(("eager", "compiled") if compiled else ("eager",), device)
 
 
 @app.command()
@@ -363,22 +359,10 @@ def schedule(
         planners=tuple(planner or schedule_bench.PLANNERS),
         trials=trials,
     )
-    outcome = _schedule(settings, as_json)
-    if picture is not None:
-        schedule_bench.draw(outcome, picture, title=settings.title)
-
-
-def _schedule(
-    settings: schedule_bench.ScheduleBench, as_json: bool
-) -> schedule_bench.ScheduleResult:
     with progress("bench schedule", total=1) as advance:
         outcome = schedule_bench.run(settings, Fractions(advance))
+    title = settings.title
     hidden = schedule_bench.CONSTANT
-    emit(
-        "bench schedule",
-        outcome.rows,
-        as_json=as_json,
-        title=settings.title,
-        hidden=hidden,
-    )
-    return outcome
+    emit("bench schedule", outcome.rows, as_json=as_json, title=title, hidden=hidden)
+    if picture is not None:
+        schedule_bench.draw(outcome, picture, title=title)

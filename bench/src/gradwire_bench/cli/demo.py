@@ -52,11 +52,8 @@ def demo(
         task=task,
         compressors=tuple(compressor or COMPRESSORS),
     )
-    announce(settings)
-    with progress("demo", total=1) as advance:
-        outcome = run(settings, Fractions(advance))
-    title = f"{hosts} hosts at {rate}{settings.wide_area}"
-    emit("demo", outcome.rows, as_json=as_json, title=title, hidden=outcome.hidden)
+    title = f"{hosts} hosts at {rate}{wide_area}"
+    outcome = train("demo", settings, title=title, as_json=as_json)
     page = write(outcome, out, title="gradwire demo")
     if not as_json:
         for note in outcome.notes:
@@ -65,10 +62,19 @@ def demo(
             typer.echo(f"report: {page}")
 
 
-def announce(settings: Demo) -> None:
-    """Says on stderr how long it takes until something is to be seen."""
+def train(
+    command: str, settings: Demo, *, title: str, as_json: bool = False
+) -> DemoResult:
+    """Trains by all methods, and prints the table.
+
+    It says first, on stderr, how long it takes until something is to be seen.
+    """
     starts = f"{settings.hosts} ranks start; the first step comes in about"
     typer.echo(f"{starts} {settings.start_s:.0f} s", err=True)
+    with progress(command, total=1) as advance:
+        outcome = run(settings, Fractions(advance))
+    emit(command, outcome.rows, as_json=as_json, title=title, hidden=outcome.hidden)
+    return outcome
 
 
 def write(outcome: DemoResult, folder: Path, *, title: str) -> Path | None:

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.output import Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
-from ..demo.demo import Demo, run
+from ..demo.demo import Demo
 from ..testbed.wide_area import WideArea
 from ._options import NumSteps, with_links
-from .demo import announce, write
+from .demo import train, write
 
 app = typer.Typer()
 
@@ -44,11 +43,7 @@ def try_here(
         compressors=("cast16", "uniform", "onebit"),
         relayed=True,
     )
-    announce(settings)
-    with progress("try", total=1) as advance:
-        outcome = run(settings, Fractions(advance))
-    title = f"2 ranks at {rate}{settings.wide_area}"
-    emit("try", outcome.rows, as_json=False, title=title, hidden=outcome.hidden)
+    outcome = train("try", settings, title=f"2 ranks at {rate}{wide_area}")
     page = write(outcome, out, title="gradwire try")
     if page is None:
         return

@@ -17,8 +17,7 @@ ones alone, those of up to ``SMALL`` elements.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
@@ -28,7 +27,7 @@ from gradwire.contract import Compressor, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.planning import catalogue
 from gradwire_bench.figures import threads_of_torch
-from gradwire_bench.micro.kernel import seconds
+from gradwire_bench.micro.kernel import TimedCall, seconds_in_turn
 
 SMALL = 65536
 """Elements of the largest gradient that counts as small."""
@@ -149,11 +148,9 @@ def _buffer(codec: Compressor, spec: TensorSpec) -> torch.Tensor:
     return torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)
 
 
-def _in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
-    """The seconds of each call in each round, after one round that does not count."""
-    timed = partial(seconds, device=torch.device("cpu"))
-    rows = [[timed(call) for call in calls] for _ in range(rounds + 1)]
-    return [list(column) for column in zip(*rows[1:], strict=True)]
+def _in_turn(calls: Sequence[TimedCall], rounds: int) -> list[list[float]]:
+    numbered = {str(number): call for number, call in enumerate(calls)}
+    return [*seconds_in_turn(numbered, rounds, torch.device("cpu")).values()]
 
 
 def _ratios(taken: Sequence[float], beside: Sequence[float]) -> list[float]:

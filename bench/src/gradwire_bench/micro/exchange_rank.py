@@ -70,6 +70,17 @@ def message_spec(numel: int, ranks_per_host: int = 1, rank: int = 0) -> TensorSp
     return TensorSpec("grad", numel, shapes=squarest(numel, ranks_per_host), rank=rank)
 
 
+def open_engine(ranks_per_host: int = 1) -> Engine:
+    """The runtime's engine for this rank."""
+    return Engine(
+        join(None),
+        num_channels=4,
+        timeout=timedelta(minutes=2),
+        on_span=lambda span: None,
+        ranks_per_host=ranks_per_host,
+    )
+
+
 class _Through:
     """One gradient through one exchange."""
 
@@ -93,13 +104,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds of every repeat, and bytes on the wire of each exchange."""
     per_host = settings["ranks_per_host"]
     backend()
-    engine = Engine(
-        join(None),
-        num_channels=4,
-        timeout=timedelta(minutes=2),
-        on_span=lambda span: None,
-        ranks_per_host=per_host,
-    )
+    engine = open_engine(per_host)
     torch.manual_seed(dist.get_rank())
     source_N = torch.randn(settings["numel"]) * 1e-3
     work_N = torch.empty_like(source_N)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -152,6 +152,19 @@ def seconds(run: TimedCall, device: torch.device, calls: int = 1) -> float:
     return float(start.elapsed_time(end)) / 1e3 / calls
 
 
+def seconds_in_turn(
+    calls: Mapping[str, TimedCall], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
+    """The seconds of each call in each round, after one round that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(-1, rounds):
+        for name, call in calls.items():
+            taken = seconds(call, device)
+            if number >= 0:  # the first round compiles, allocates and touches pages
+                times[name].append(taken)
+    return times
+
+
 def in_turn(
     cases: Sequence[KernelCase],
     grad_N: Tensor,
@@ -189,17 +202,8 @@ def in_turn(
         _row(case, copies[case.name], ours[case.name], peers[case.name], numel)
         for case in cases
     ]
-    return [_copy_row(every_copy, numel), *rows]
-
-
-def _copy_row(copies: list[float], numel: int) -> Row:
-    median_s = statistics.median(copies)
-    return {
-        "name": "copy",
-        "kernel_s": median_s,
-        "bandwidth_bytes_per_s": COPY_BYTES * numel / median_s,
-        "fraction_of_copy_bandwidth": 1.0,
-    }
+    copy = KernelCase("copy", COPY_BYTES, lambda: None)
+    return [_row(copy, every_copy, every_copy, {}, numel), *rows]
 
 
 def _row(

@@ -12,7 +12,6 @@ ways: by a sort, and by algorithm 1 with its hash table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.figures import threads_of_torch
-from gradwire_bench.micro.kernel import COPY_BYTES, seconds
+from gradwire_bench.micro.kernel import COPY_BYTES, TimedCall, seconds_in_turn
 
 if TYPE_CHECKING:
     # needs pydantic, which a run beside the command may lack
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 CPU_STEPS = ("partition", "merge", "encode", "decode")
 _log = logging.getLogger("gradwire")
-Steps = dict[str, Callable[[], object]]
+Steps = dict[str, TimedCall]
 
 
 def measure(
@@ -66,7 +65,7 @@ def measure(
     )
     with threads_of_torch(threads):
         rank = _Rank(draws)
-        times = _in_turn(
+        times = seconds_in_turn(
             {"copy": rank.copy, **rank.steps()}, rounds, torch.device("cpu")
         )
     sums = [
@@ -162,22 +161,12 @@ def partition_forms(entries: Entries, numel: int, world: int, rounds: int) -> li
         }
     rows = [
         {**_row(name, taken), "num_entries": entries.num}
-        for name, taken in _in_turn(forms, rounds, device).items()
+        for name, taken in seconds_in_turn(forms, rounds, device).items()
     ]
     if device.type == "cuda":
         hashed = hash_partition(*where)
         rows[1] |= {"serial": hashed.serial, "fallback": hashed.fallback}
     return rows
-
-
-def _in_turn(steps: Steps, rounds: int, device: torch.device) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(-1, rounds):
-        for name, step in steps.items():
-            taken = seconds(step, device)
-            if number >= 0:  # the first round compiles, allocates and touches pages
-                times[name].append(taken)
-    return times
 
 
 def _row(name: str, taken: list[float]) -> Row:

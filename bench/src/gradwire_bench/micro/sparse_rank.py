@@ -4,7 +4,6 @@ turn.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import residuals
 from gradwire.exchange.pair import pair
 from gradwire.runtime.engine.engine import Engine
-from gradwire.runtime.liveness.membership import join
 
 from ..testbed.ranks import Report, in_turn
 from .draws import IndexDraws
+from .exchange_rank import open_engine
 
 DENSE = "dense"
 PAPER = "zen_paper"
@@ -136,12 +135,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     compared.
     """
     draws = IndexDraws(**settings["draws"])
-    engine = Engine(
-        join(None),
-        num_channels=4,
-        timeout=timedelta(minutes=2),
-        on_span=lambda span: None,
-    )
+    engine = open_engine()
     source_N = torch.zeros(draws.numel)
     indices_K = draws.taken(engine.rank, draws.pool()).long()
     source_N[indices_K] = torch.rand(len(indices_K)) + 0.5
