@@ -14,7 +14,7 @@ from gradwire.runtime.handle import Handle
 
 
 class Attached(Protocol):
-    """What has the handle of a model, if it is attached."""
+    """A model with its handle; None where it is not attached."""
 
     @property
     def handle(self) -> Handle | None: ...
