@@ -462,3 +462,11 @@ LAWS = (
     *many_steps.LAWS,
     *skipped.LAWS,
 )
+OF_ANY_ACCOUNT = (
+    law_kept_buffers_change_no_bit,
+    law_callers_tensors_untouched,
+    law_repeatable_under_any_interleaving,
+    law_non_finite_reaches_all_and_does_not_stay,
+    law_residual_finite_for_huge_gradients,
+)
+"""Laws that hold for exchanges with an account of their own too, as momentum is."""

@@ -1,9 +1,9 @@
 """The laws of momentum correction: each takes a wrapped exchange, which keeps its own
 account.
 
-What of ``laws.exchanges`` is about any account holds here as it stands (``SHARED``);
-what momentum changes has a form of its own. u is velocity, v what is pending, m the
-momentum.
+Laws of exchanges about any account hold here as they stand
+(``exchanges.OF_ANY_ACCOUNT``). What momentum changes has a form of its own. u is
+velocity, v what is pending, m the momentum.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ from gradwire.contract.spec import working_dtype
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.momentum import MomentumCorrection
-
-from . import exchanges
-from .cases import Case
-from .tolerance import assert_near, coarser, largest, laws_in, must, same_bits
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.tolerance import (
+    assert_near,
+    coarser,
+    largest,
+    laws_in,
+    must,
+    same_bits,
+)
 
 NUM_STEPS = 4
 
@@ -222,11 +227,4 @@ def law_without_momentum_it_is_error_feedback(
             )
 
 
-OWN = laws_in(globals())
-SHARED = (
-    exchanges.law_kept_buffers_change_no_bit,
-    exchanges.law_callers_tensors_untouched,
-    exchanges.law_repeatable_under_any_interleaving,
-    exchanges.law_non_finite_reaches_all_and_does_not_stay,
-    exchanges.law_residual_finite_for_huge_gradients,
-)
+LAWS = laws_in(globals())
