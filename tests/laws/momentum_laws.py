@@ -19,7 +19,7 @@ from gradwire.contract.spec import working_dtype
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.momentum import MomentumCorrection
-from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.cases import Case, total_of
 from gradwire_lab.laws.tolerance import (
     assert_near,
     coarser,
@@ -69,10 +69,6 @@ def _steps(
     return found
 
 
-def _total(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([t.double() for t in tensors]).sum(0)
-
-
 def law_what_momentum_adds_arrives_or_waits(
     exchange: MomentumCorrection, case: Case
 ) -> None:
@@ -92,8 +88,8 @@ def law_what_momentum_adds_arrives_or_waits(
         old = [step.before.residual_N for step in ranks]
         new = [step.after.residual_N for step in ranks]
         assert_near(
-            case.world * mean_N.double() + _total(new),
-            _total(old) + _total(moved),
+            case.world * mean_N.double() + total_of(new),
+            total_of(old) + total_of(moved),
             coarser(case.dtype, torch.float32),
             magnitude=case.world * largest(mean_N, *moved, *old, *new),
             terms=case.world + 8,
@@ -114,7 +110,7 @@ def law_contributions_make_the_mean(exchange: MomentumCorrection, case: Case) ->
             f"contributed in {given[0].dtype}, and not in the working dtype",
         )
         assert_near(
-            _total(given),
+            total_of(given),
             case.world * mean_N.double(),
             coarser(case.dtype, torch.float32),
             magnitude=case.world

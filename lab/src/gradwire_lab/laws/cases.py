@@ -101,6 +101,11 @@ def kept_of(state: State, numel: int) -> Tensor:
     return torch.stack(kept).sum(0) if kept else torch.zeros(numel, dtype=torch.float64)
 
 
+def total_of(tensors: list[Tensor]) -> Tensor:
+    """The sum of tensors, in float64."""
+    return torch.stack([tensor.double() for tensor in tensors]).sum(0)
+
+
 def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
     """The dtype to whose rounding an exchange must balance.
 
