@@ -177,8 +177,15 @@ def _by_muon(compressor: Compressor) -> Start:
 
 
 def _with_muon(made: Trainer) -> Trainer:
-    optimizer = recipes.MuonWithAdamW(made.plain, rate_of_adamw(made.optimizer))
-    return replace(made, optimizer=optimizer)
+    return replace(made, optimizer=_muon(made))
+
+
+def _muon(made: Trainer) -> recipes.MuonWithAdamW:
+    """Muon for all matrices but embeddings: on small vocabularies it suits the output
+    layer too (docs/measured.md).
+    """
+    rate = rate_of_adamw(made.optimizer)
+    return recipes.MuonWithAdamW(made.plain, rate, head=nn.Identity())
 
 
 def _locally(
@@ -191,7 +198,7 @@ def _locally(
     def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
         plain = _first_values(task)
         made = _trainer(task, plain, plain, num_steps)
-        own = None if recipe is recipes.muloco else made.optimizer
+        own = _muon(made) if recipe is recipes.muloco else made.optimizer
         settings = {"lr": rate_of_adamw(made.optimizer), "every": period, **more}
         optimizer, _ = recipe(plain, own, exchange=compressor, **settings)
         return replace(made, optimizer=optimizer)
