@@ -26,7 +26,7 @@ from gradwire.contract.verbs import (
 from gradwire.errors import Deadlock, InvalidSetting
 from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
-from gradwire_lab.planning.one_exchange import simulate_exchange
+from papers.one_exchange import simulate_exchange
 from tests.each import each
 from tests.planning.profiles import exact_cluster
 
