@@ -35,7 +35,7 @@ SHOWN = ("tests/docs", "tests/integrations", "tests/test_examples.py")
 def tests(session: nox.Session, torch: str) -> None:
     """Compressors, exchanges, the runtime and laws; the programs of README and docs."""
     session.install(f"torch=={torch}")
-    session.install("-e", ".[dev,frameworks]", "-e", "lab", "-e", "bench")
+    session.install("-e", ".[dev,frameworks]", "peft", "-e", "lab", "-e", "bench")
     words = session.posargs or ("-m", "not slow")
     session.run(
         "python",

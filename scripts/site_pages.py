@@ -18,9 +18,10 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
+from gradwire.cli.commands.list import description
 from gradwire.cli.main import app_of, verbs
-from gradwire.cli.report.table import markdown
-from gradwire.contract.registry import EXTENSIONS, KINDS, names
+from gradwire.cli.report.table import Row, markdown
+from gradwire.contract.registry import EXTENSIONS, KINDS, homes, load, names
 from gradwire_lab import algorithm_page as algorithm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,7 +59,7 @@ def generated() -> dict[str, str]:
     pages["algorithms/index.md"] = "\n\n".join(_overview())
     for kind in KINDS:
         for name in names(kind):
-            path = f"algorithms/{algorithm.page_path(kind, name)}"
+            path = f"algorithms/{page_path(kind, name)}"
             pages[path] = algorithm.page(kind, name, _read("docs/measured.md"))
     return pages
 
@@ -249,7 +250,7 @@ def _read(file: str) -> str:
 
 
 def _paths(kind: str) -> list[str]:
-    return [f"algorithms/{algorithm.page_path(kind, name)}" for name in names(kind)]
+    return [f"algorithms/{page_path(kind, name)}" for name in names(kind)]
 
 
 def _overview() -> Iterator[str]:
@@ -264,7 +265,7 @@ def _overview() -> Iterator[str]:
         "step to step."
     )
     for kind, known in KINDS.items():
-        yield f"## {known.word.capitalize()}s\n\n{markdown(algorithm.overview(kind))}"
+        yield f"## {known.word.capitalize()}s\n\n{markdown(overview(kind))}"
         if kind == "compress":
             yield (
                 "## What they lose\n\nHeld-out losses over dense training's of "
@@ -273,7 +274,58 @@ def _overview() -> Iterator[str]:
                 "[Measured](../measured.md#what-does-a-compressor-cost-in-loss), "
                 "with more."
             )
-            yield markdown(algorithm.trained(_read("docs/measured.md")))
+            yield markdown(trained(_read("docs/measured.md")))
+
+
+def overview(kind: str) -> list[Row]:
+    """A row for each algorithm of a kind, with what compressors send and keep.
+
+    Bytes are those of an element, and of a rank among the most of a page.
+    """
+    rows: list[Row] = []
+    for name in names(kind):
+        about = {"package": homes(kind)[name].distribution}
+        about["what it does"] = algorithm.escaped(description(kind, name))
+        rows.append({"name": _link(kind, name), **about})
+        if kind == "compress":
+            *_, sent, kept = algorithm.sent_rows(load(kind, name)())
+            rows[-1] |= {
+                "sent": sent[algorithm.PER_ELEMENT],
+                "kept": kept[algorithm.PER_ELEMENT],
+            }
+    return rows
+
+
+def trained(measured: str) -> list[Row]:
+    """The rows of the first table of compressors on the page of measurements, as they
+    are there.
+    """
+    table = next(
+        table
+        for table in algorithm.tables(measured)
+        if table.head[0] == algorithm.HEADS["compress"][0]
+    )
+    return [
+        {
+            "name": _link("compress", name),
+            **dict(zip(table.head[1:], figures, strict=True)),
+        }
+        for name, *figures in table.rows
+    ]
+
+
+def _link(kind: str, text: str) -> str:
+    """An algorithm's name, which settings may follow, as a link to its page if it has
+    one.
+    """
+    name = text.partition("(")[0]
+    shown = algorithm.escaped(text)
+    return f"[{shown}]({page_path(kind, name)})" if name in names(kind) else shown
+
+
+def page_path(kind: str, name: str) -> str:
+    """The place of an algorithm's page among those of all."""
+    return f"{kind.replace('.', '-')}/{name}.md"
 
 
 def _commands() -> Iterator[str]:

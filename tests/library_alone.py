@@ -28,7 +28,9 @@ _entry_points = metadata.entry_points
 _THEIRS = "|".join(
     name for kind in KINDS.values() for name in further_names().get(kind.group, ())
 )
-NAMES_OTHERS = re.compile(rf"gradwire[_-](lab|bench)|NotInstalled|\.({_THEIRS})\(")
+NAMES_OTHERS = re.compile(
+    rf"gradwire[_-](lab|bench)|from papers|NotInstalled|\.({_THEIRS})\("
+)
 
 
 def _of_the_library(**asked: Any) -> Any:

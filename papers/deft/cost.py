@@ -18,10 +18,10 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire_bench.report import curves
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
-from gradwire_bench.workloads.train import layer_sizes
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number
+from ..workloads.kept import layer_sizes
 from .setting import LSTM, Application
 
 METHODS = ("topk", "cltk", "deft")

@@ -4,10 +4,10 @@ them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -15,7 +15,7 @@ from gradwire.version import __version__
 from gradwire_bench.workloads.train import History, train
 
 from ..frame import Ask, Report
-from ..whole import write_whole
+from ..workloads.kept import kept
 from .setting import DENSE, Application, method_of
 
 WARM_UP = 0.05
@@ -73,18 +73,13 @@ def history(ask: Ask, run: Run, done: float = 0.0, share: float = 1.0) -> Histor
     ``share`` the fraction that this training is.
     """
     path = None if ask.folder is None else ask.folder / FOLDER / f"{run.key}.json"
-    if path is not None and path.exists():
-        return History.from_json(json.loads(path.read_text(encoding="utf-8")))
 
     def report(fraction: float, what: str) -> None:
         ask.report(
             done + share * fraction, f"{run.method} on {run.num_ranks} ranks: {what}"
         )
 
-    found = _train(run, report)
-    if path is not None:
-        write_whole(path, json.dumps(found.to_json()).encode())
-    return found
+    return kept(path, partial(_train, run, report))
 
 
 def histories(ask: Ask, runs: Sequence[Run]) -> list[History]:

@@ -21,7 +21,6 @@ from gradwire.exchange.deep_gradient_compression import deep_gradient_compressio
 from gradwire_bench.workloads import fashion_mnist
 from gradwire_bench.workloads.task import TrainingTask
 from gradwire_bench.workloads.train import (
-    layer_sizes,
     message_of,
     views_in,
     without_momentum,
@@ -34,6 +33,7 @@ from ..workloads.applications import (
     movielens_ncf,
     text_lstm,
 )
+from ..workloads.kept import layer_sizes
 
 DENSE = "dense"
 FULL_DGC = "dgc in full"

@@ -15,7 +15,6 @@ from torch import Tensor
 from gradwire.collective.steps.shares import pack
 from gradwire.compress.topk import topk
 from gradwire_bench.report import bars, curves
-from gradwire_bench.workloads.train import layer_sizes
 from gradwire_lab.compress.deft import (
     ALLOCATIONS,
     layer_k,
@@ -28,6 +27,7 @@ from gradwire_lab.compress.deft import (
 
 from ..frame import Ask, Claim, Findings, Report, Row
 from ..rows import number
+from ..workloads.kept import layer_sizes
 from .breakdown import Breakdown, run
 from .breakdown_rank import PARTS
 from .runs import one_thread

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 
 from gradwire.compress.topk import topk
 from gradwire.contract.registry import load
-from gradwire_bench.workloads.train import layer_sizes
 from gradwire_lab.compress.hardthreshold import hardthreshold
 from gradwire_lab.compress.sidco import sidco
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import mean, number
+from ..workloads.kept import layer_sizes
 from .runs import histories, one_thread, run_of
 from .selection import Selected, cltk_s, deft_parts, encode_s
 from .setting import LSTM, TUNED, Application, accumulated

@@ -18,9 +18,9 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire_bench.report import curves
 from gradwire_lab.compress.tbq import tbq
 from gradwire_lab.planning.casync_cost import CaSyncCost
-from gradwire_lab.planning.one_exchange import simulate_exchange
 
 from ..frame import Ask, Claim, Findings, Row
+from ..one_exchange import simulate_exchange
 from ..rows import mean, number
 from .setting import HOSTS, LOCAL
 

@@ -23,7 +23,6 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.simulation.clock import Demand
 from gradwire.planning.simulation.events import Timetable, Traffic, play
 from gradwire.planning.simulation.supersteps import Hop
-from gradwire_lab.planning.slots import simulate_slots
 from gradwire_lab.planning.sparse_fusion import arrivals
 
 from ..frame import Ask, Claim, Findings, Row
@@ -38,6 +37,7 @@ from .ablation import (
 )
 from .plans import SEND
 from .setting import GBIT, LOCAL
+from .slots import simulate_slots
 
 RANKS = 8
 MODELS = (

@@ -9,7 +9,6 @@ model with the same tensors, all enlarged to the size of one of the paper's
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +32,8 @@ from gradwire_bench.workloads.train import History, train
 
 from ..deft.runs import one_thread
 from ..frame import Ask
-from ..whole import write_whole
 from ..workloads.applications import fashion_convnet, text_lstm
+from ..workloads.kept import kept
 from .grouped import Grouped
 from .printed import CUPCAKE, OKTOPK, OMGS, SPARDL
 from .setting import DENSITY, LOCAL, LOCAL_RANKS, SPARSIFIER
@@ -212,19 +211,18 @@ class Run:
 def history(ask: Ask, run: Run) -> History:
     """The history of a training: read if it was kept, else trained now and kept."""
     path = None if ask.folder is None else run.path(ask.folder)
-    if path is not None and path.exists():
-        return History.from_json(json.loads(path.read_text(encoding="utf-8")))
+    return kept(path, partial(_train, run))
+
+
+def _train(run: Run) -> History:
     task = run.model.make(seed=run.seed)
     exchange, _ = exchange_of(run.scheme, task, run.model.alike)
     num_steps = run.model.steps(run.quick)
     with one_thread():
-        found = train(
+        return train(
             task,
             exchange,
             world=NUM_RANKS,
             num_steps=num_steps,
             num_warm_up=round(WARM_UP * num_steps),
         )
-    if path is not None:
-        write_whole(path, json.dumps(found.to_json()).encode())
-    return found

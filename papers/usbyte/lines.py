@@ -21,9 +21,9 @@ from gradwire.exchange.pair import pair
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire_bench.report import curves
-from gradwire_lab.planning.one_exchange import simulate_exchange
 
 from ..frame import Ask, Claim, Findings, Row
+from ..one_exchange import simulate_exchange
 from ..rows import number
 from .setting import (
     A_1_S,

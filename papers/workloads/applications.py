@@ -15,24 +15,25 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from gradwire_bench.workloads import fashion_mnist, text
+from gradwire_bench.workloads import fashion_mnist
 from gradwire_bench.workloads.convnet import ConvNet
 from gradwire_bench.workloads.lstm import LSTMLM
 from gradwire_bench.workloads.task import (
     Batch,
     TrainingTask,
     class_loss,
-    click_loss,
     mean_over,
     random_of,
 )
 from gradwire_bench.workloads.transformer import CausalLM
 
-from . import movielens
+from . import movielens, words
 from .deepfm import DeepFM
 from .ncf import NeuMF
 from .resnet18 import ResNet18
+from .words import Words
 
 _EVALUATED = 500
 """Held-out examples at a time."""
@@ -44,6 +45,16 @@ CANDIDATES = 100
 """Items among which the held-out one is to rank (likewise)."""
 LIKED = 4
 """The least rating that counts as a click."""
+_MEAN = 0.2860
+_DEVIATION = 0.3530
+"""The mean and the standard deviation of the pixels of Fashion-MNIST's training images,
+scaled to [0, 1].
+"""
+
+
+def click_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy (nats) of one logit for each example."""
+    return functional.binary_cross_entropy_with_logits(model(inputs), targets)
 
 
 def _sgd(
@@ -115,7 +126,7 @@ def _fashion(
 
 
 def _scaled(images_NCHW: Tensor) -> Tensor:
-    return (images_NCHW.float() / 255 - fashion_mnist.MEAN) / fashion_mnist.DEVIATION
+    return (images_NCHW.float() / 255 - _MEAN) / _DEVIATION
 
 
 def _right(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -123,22 +134,21 @@ def _right(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return right_B.float().mean()
 
 
-def text_lstm(  # noqa: PLR0913
+def text_lstm(
     *,
     vocabulary: int = 10_000,
     embedding: int = 128,
     hidden: int = 256,
     num_layers: int = 1,
-    tied: bool = False,
     batch: int = 16,
     context: int = 20,
     num_held_out: int = 500,
     seed: int = 0,
 ) -> TrainingTask:
-    """LSTM over words of ``text``: perplexity on ``num_held_out`` windows."""
-    made = partial(LSTMLM, vocabulary, embedding, hidden, num_layers, tied)
+    """LSTM over words of ``words``: perplexity on ``num_held_out`` windows."""
+    made = partial(LSTMLM, vocabulary, embedding, hidden, num_layers)
     about = f"LSTM of {num_layers} x {hidden} over {vocabulary:,} words"
-    windows = _Windows(text.load(vocabulary), batch, context)
+    windows = _Windows(words.load(vocabulary), batch, context)
     return _language("lstm", about, made, _sgd(1.0), windows, num_held_out, seed)
 
 
@@ -152,12 +162,12 @@ def text_transformer(
     num_held_out: int = 500,
     seed: int = 0,
 ) -> TrainingTask:
-    """Causal transformer over words of ``text``: perplexity on ``num_held_out``
+    """Causal transformer over words of ``words``: perplexity on ``num_held_out``
     windows.
     """
     made = partial(CausalLM, context, width, num_layers, vocabulary)
     about = f"transformer of {num_layers} x {width} over {vocabulary:,} words"
-    windows = _Windows(text.load(vocabulary), batch, context)
+    windows = _Windows(words.load(vocabulary), batch, context)
     return _language(
         "transformer", about, made, _adam(1e-3), windows, num_held_out, seed
     )
@@ -167,7 +177,7 @@ def text_transformer(
 class _Windows:
     """Batches of windows of ``context`` words, with the words that follow each."""
 
-    words: text.Words
+    words: Words
     batch: int
     context: int
 

@@ -24,9 +24,9 @@ from gradwire.kernels.libraries import backend
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import join
 from gradwire_bench.micro import sparse_rank
-from gradwire_bench.micro.sparse_rank import DENSE, TimedScheme, compare, timed
+from gradwire_bench.micro.sparse_rank import DENSE, TimedScheme, compare
 from gradwire_bench.schedule.sharing import share_cores
-from gradwire_bench.testbed.ranks import Report
+from gradwire_bench.testbed.ranks import Report, counted
 
 _zen = load("collective", "zen")
 IN_COO = "zen_in_coo"
@@ -122,7 +122,7 @@ def _measure_one(
         for place, side in enumerate(sides):
             report((turn + place / len(sides)) / turns, f"{units.name}, {side.name}")
             work_N.copy_(source_N)
-            seconds, moved = timed(side)
+            seconds, moved = counted(side)
             if not turn:  # warms up
                 compare(side.name, work_N, dense_N)
                 continue

@@ -18,9 +18,10 @@ from gradwire.planning.data.sparsity import (
     TensorSparsity,
     UnitSparsity,
 )
-from gradwire_bench.report import curves, heat
+from gradwire_bench.report import curves
 from gradwire_lab.planning.index_sets import overlap_mean, overlap_spread, unit_sparsity
 
+from .. import heat
 from ..frame import Ask, Claim, Findings, Row
 from .captures import (
     DENSITY,

@@ -68,10 +68,11 @@ PROCESSES = {
     "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die",
     "gradwire_bench/micro/device_alone.py": "ends those that wait for a kernel",
     "gradwire_bench/micro/device_bits.py": "a kernel may break its process",
+    "gradwire_bench/testbed/_orphans.py": "starts what holds and joins namespaces",
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",
-    "gradwire_bench/testbed/forwarder.py": "starts what stands between far hosts",
+    "gradwire_bench/testbed/forwarder.py": "asks what stands between far hosts",
     "gradwire_bench/testbed/relay.py": "starts the relay in user space",
-    "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",
+    "gradwire_bench/testbed/netns.py": "runs ip and tc",
     "kernels/compiler.py": "runs the C++ compiler",
 }
 """Files that may start processes, and why."""

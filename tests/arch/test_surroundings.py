@@ -130,7 +130,7 @@ def test_no_pickle_of_a_peer_or_a_file_is_run() -> None:
 
 def test_gradwire_is_imported_without_its_optional_packages() -> None:
     optional = optional_packages()
-    frameworks = {"accelerate", "lightning", "peft", "transformers"}
+    frameworks = {"accelerate", "lightning", "transformers"}
     assert optional == {"matplotlib", "jinja2", "optuna", "lark", "triton", *frameworks}
     for source in sources():
         if not NEED_ONE.search(source.path):

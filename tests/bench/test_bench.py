@@ -52,7 +52,7 @@ REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
         ],
     },
     TrainBench: {
-        "or more, got": [{"ranks": 1}, {"steps": 9}],
+        "to 2\\*\\*63 - 1, got": [{"ranks": 1}, {"steps": 9}],
         "learning_rates must be an odd number": [{"learning_rates": 2}],
         "task must be text or": [{"tasks": ("gtp",)}],
         "optimizer must be adamw or sgd": [{"optimizers": ("adam",)}],

@@ -117,7 +117,8 @@ def test_try_says_where_its_page_is(
     ]
     outcome = DemoResult(rows, {}, {}, {}, [])
     page = tmp_path / "out" / "report.html"
-    monkeypatch.setattr(module, "run", lambda settings, report: outcome)
+    demo_module = importlib.import_module("gradwire_bench.cli.demo")
+    monkeypatch.setattr(demo_module, "run", lambda settings, report: outcome)
     monkeypatch.setattr(module, "write", lambda outcome, folder, title: page)
     done = CliRunner().invoke(module.app, ["--no-browser"])
     assert done.exit_code == 0, done.output

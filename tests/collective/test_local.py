@@ -134,12 +134,12 @@ def test_collectives_give_sums_shares_and_swaps_in_rank_order() -> None:
         assert share == [30 + 6 * rank, 33 + 6 * rank]
         assert announced == [10, 11, 12, 13]
         assert swapped == [rank, 10 + rank, 20 + rank]
-    # 2(W-1)/W of 16 bytes, (W-1) * 16, 2(W-1)/W of 24, both copies from the root, two
+    # 2(W-1)/W of 16 bytes, (W-1) * 16, (W-1)/W of 24, both copies from the root, two
     # of three.
     assert outcome.sent_bytes == [
-        21 + 32 + 32 + 0 + 8,
-        21 + 32 + 32 + 32 + 8,
-        21 + 32 + 32 + 0 + 8,
+        21 + 32 + 16 + 0 + 8,
+        21 + 32 + 16 + 32 + 8,
+        21 + 32 + 16 + 0 + 8,
     ]
 
 

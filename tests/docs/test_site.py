@@ -29,7 +29,7 @@ from gradwire_lab import algorithm_page as algorithm
 from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
 from scripts.pictures import PICTURES
-from scripts.site_pages import COPIED, NAV, ROOT, exports, generated, linked
+from scripts.site_pages import COPIED, NAV, ROOT, exports, generated, linked, page_path
 from tests.each import each
 from tests.runtime.meshes import needs_reduce_scatter
 
@@ -167,9 +167,9 @@ def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
     assert "source repository" in algorithm.page("compress", "topk", None)
     for kind in KINDS:
         for name in names(kind):
-            text = pages()[f"algorithms/{algorithm.page_path(kind, name)}"]
+            text = pages()[f"algorithms/{page_path(kind, name)}"]
             found = load(kind, name)
-            assert f"({algorithm.page_path(kind, name)})" in index
+            assert f"({page_path(kind, name)})" in index
             assert all(f"- `{one}`: " in text for one in settings(found))
             assert text.count("\n## ") == {
                 "compress": 2,

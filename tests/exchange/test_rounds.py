@@ -20,9 +20,9 @@ from gradwire.exchange.rounds import (
     merged,
     weight_of,
 )
-from gradwire_lab.exchange.virtual_rounds import replay
 from tests.each import each
 from tests.laws.rounds_laws import DILOCO, Conditions, Run
+from tests.laws.tapes import replay
 
 # ---- settings ------------------------------------------------------------------------
 

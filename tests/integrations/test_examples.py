@@ -111,7 +111,7 @@ def test_a_run_in_two_parts_ends_in_the_bits_of_one(name: str, tmp_path: Path) -
 
 def test_adapters_are_trained_over_two_sites(tmp_path: Path) -> None:
     if importlib.util.find_spec("peft") is None:
-        pytest.skip("peft is not installed; run: pip install 'gradwire[frameworks]'")
+        pytest.skip("peft is not installed; run: pip install peft transformers")
     arguments = ("--base-steps", "20", "--steps", "41", "--folder", str(tmp_path))
     done = subprocess.run(
         [sys.executable, *TORCHRUN, str(EXAMPLES / "with_peft.py"), *arguments],

@@ -18,7 +18,6 @@ from gradwire_lab.laws import (
     compressors,
     densities,
     exchanges,
-    momentum,
     planners,
     programs,
 )
@@ -115,6 +114,7 @@ def test_a_compressor_that_keeps_all(gradwire: Run) -> None:
 
 
 PAIR = gw.pair(gw.compress.topk(density=0.3), gw.collective.allgather_sparse())
+OF_ANY = {*collectives.OF_ANY, *exchanges.OF_ANY_ACCOUNT}
 
 
 @each(
@@ -125,8 +125,11 @@ PAIR = gw.pair(gw.compress.topk(density=0.3), gw.collective.allgather_sparse())
         (gw.compress.topk(), {densities.law_no_more_than_stated, *compressors.LAWS}),
         (gw.compress.powersgd(), {*collectives.OF_ANY, *exchanges.LAWS}),
         (gw.with_error_feedback(PAIR), {*collectives.LAWS, *exchanges.LAWS}),
-        (gw.with_momentum_correction(PAIR), {*momentum.OWN, *momentum.SHARED}),
-        (gw.with_clipping(PAIR, 0.5), {*collectives.OF_ANY, *momentum.SHARED}),
+        (
+            gw.with_momentum_correction(PAIR),
+            {*collectives.OF_ANY, *exchanges.OF_ANY_ACCOUNT},
+        ),
+        (gw.with_clipping(PAIR, 0.5), {*collectives.OF_ANY, *exchanges.OF_ANY_ACCOUNT}),
         (gw.collective.ring(), {*collectives.LAWS, *exchanges.LAWS}),
         (wfbp, {*planners.LAWS}),
     ],

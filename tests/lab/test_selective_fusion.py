@@ -90,7 +90,7 @@ def drawn_groups(cost: MixedCost, draw: random.Random) -> list[MixedGroup]:
             draw.choice(list(Way)[:3]) for _ in range(start, stop)
         )
         if draw.random() < 0.3:
-            ways = (draw.choice(WHOLE[:2]),) * (stop - start)
+            ways = (draw.choice(WHOLE),) * (stop - start)
         found.append(MixedGroup(start, stop, ways))
     return found
 
@@ -157,7 +157,7 @@ def every_fusion(count: int) -> Iterator[list[MixedGroup]]:
                 MixedGroup(start, stop, ways)
                 for ways in (
                     *product(list(Way)[:3], repeat=stop - start),
-                    *((way,) * (stop - start) for way in WHOLE[:2]),
+                    *((way,) * (stop - start) for way in WHOLE),
                 )
             ]
             for start, stop in pairwise(cuts)

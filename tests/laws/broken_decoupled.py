@@ -9,7 +9,7 @@ import gradwire as gw
 from gradwire.contract import Member, State
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.momentum import DecoupledMomentum
-from gradwire_lab.laws import decoupled as laws
+from tests.laws import decoupled_laws as laws
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from gradwire.contract import Member, State
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.pair import Pair, pair
-from gradwire_lab.laws import momentum as laws
+from tests.laws import momentum_laws as laws
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import Bulk
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits
-from gradwire_lab.planning.slots import Slots
+from papers.hipress.slots import Slots
 
 EXCHANGES: tuple[Exchange, ...] = (
     pair(onebit(block=64), casync_ps()),

@@ -35,11 +35,11 @@ from gradwire.runtime.state.table import copied
 from gradwire_lab.exchange.virtual_rounds import (
     VirtualClock,
     VirtualRank,
-    replay,
     stepping,
 )
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import must, same_bits
+from tests.laws.tapes import replay
 
 SHAPES = (((9, 13), (20,)), ((150,),), ((3, 5), (64,), (31,)))
 """The shapes of the tensors of each fragment."""

@@ -17,12 +17,10 @@ from gradwire_lab.laws import (
     bounded,
     collectives,
     compressors,
-    decoupled,
     densities,
     exchanges,
     growth,
     many_steps,
-    momentum,
     planners,
     programs,
     roundings,
@@ -31,7 +29,7 @@ from gradwire_lab.laws.cases import FEW, Case
 from gradwire_lab.laws.skipped import law_what_is_not_taken_is_put_back
 from gradwire_lab.laws.subjects import FEW_LONG, Verdict
 from tests.each import each
-from tests.laws import broken
+from tests.laws import broken, decoupled_laws, momentum_laws
 from tests.laws.broken_skips import BROKEN, job_with
 from tests.strategies import panel
 
@@ -134,11 +132,11 @@ EVERY = {
         bounded,
         collectives,
         compressors,
-        decoupled,
+        decoupled_laws,
         densities,
         exchanges,
         growth,
-        momentum,
+        momentum_laws,
         planners,
         programs,
         roundings,

@@ -25,7 +25,7 @@ from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair
 from gradwire_lab.laws.bounded import law_means_follow_the_dense_mean
-from gradwire_lab.laws.cases import LARGE, Case
+from gradwire_lab.laws.cases import Case
 from tests.each import each
 from tests.laws import broken_collectives, broken_compressors
 from tests.laws.broken import _with
@@ -37,6 +37,20 @@ from tests.laws.cases import (
     places_of_each_path,
 )
 from tests.laws.test_laws_bite import rejected
+
+LARGE = tuple(
+    Case(world=world, numel=numel, seed=world)
+    for world, numel in (
+        (3, 65_537),
+        (7, 16_385),
+        (5, 16_384),
+        (6, 16_385),
+        (4, 65_537),
+    )
+)
+"""Sizes at which code takes another way: 64 KiB of float32 and one element more, and a
+block of 65,536 elements and one; numbers of ranks that are a power of two and not.
+"""
 
 COLLECTIVES = (
     *examples("collective"),

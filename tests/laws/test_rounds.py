@@ -18,7 +18,6 @@ from gradwire.errors import Deadlock, InvalidSetting, RanksDiffer
 from gradwire.exchange.error_feedback import feedback_refusal
 from gradwire.exchange.rounds import Rules
 from gradwire_lab.errors import LawBroken
-from gradwire_lab.exchange.virtual_rounds import replay
 from gradwire_lab.laws.inputs import WIDE_KINDS
 from tests.each import each
 from tests.laws.broken_rounds import BITES
@@ -32,6 +31,7 @@ from tests.laws.rounds_laws import (
     law_nothing_learnt_is_lost,
     played,
 )
+from tests.laws.tapes import replay
 
 WORLDS = (2, 3, 5, 6, 7)
 

@@ -41,8 +41,8 @@ from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
 from gradwire_lab.laws.tolerance import must
 from gradwire_lab.planner.bytescheduler import bytescheduler
-from gradwire_lab.planning.one_exchange import simulate_exchange
 from gradwire_lab.planning.sparse_fusion import NOTHING
+from papers.one_exchange import simulate_exchange
 from tests.each import each
 from tests.laws import sim_laws as laws
 from tests.laws.cases import (

@@ -20,12 +20,12 @@ from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
 from gradwire_lab.exchange.adapt import Adapted
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme
-from gradwire_lab.laws import collectives, decoupled, exchanges, many_steps, momentum
+from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import FEW, Case
 from gradwire_lab.laws.subjects import FEW_LONG
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
-from tests.laws import broken_decoupled, broken_momentum
+from tests.laws import broken_decoupled, broken_momentum, decoupled_laws, momentum_laws
 from tests.laws.cases import (
     ALWAYS,
     SAMPLE_OR_OTHERS,
@@ -70,7 +70,7 @@ MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
         (pair(codecs.topk(density=0.3), together.casync_ps()),),
     )
 )
-MOMENTUM_LAWS = momentum.OWN + momentum.SHARED
+MOMENTUM_LAWS = momentum_laws.LAWS + exchanges.OF_ANY_ACCOUNT
 
 
 @SAMPLE_OR_OTHERS
@@ -92,7 +92,7 @@ DECOUPLED = tuple(
         (pair(codecs.demo(), together.casync_ps()), 0.9),
     )
 )
-DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
+DECOUPLED_LAWS = decoupled_laws.LAWS + exchanges.OF_ANY_ACCOUNT
 
 
 @SAMPLE_OR_OTHERS
@@ -213,12 +213,12 @@ def test_clipping_is_the_exchange_of_clipped_gradients(
             assert same_bits(a[2].residual_N, b[2].residual_N)
 
 
-@each("law", momentum.SHARED, ids=lambda law: law.__name__)
+@each("law", exchanges.OF_ANY_ACCOUNT, ids=lambda law: law.__name__)
 def test_clipping_keeps_what_is_not_about_the_account(law: Callable[..., None]) -> None:
     clipped = gw.with_clipping(
         pair(codecs.topk(density=0.3), together.allgather_sparse()), 0.5
     )
-    for case in (ALWAYS, rotated(momentum.SHARED.index(law))):
+    for case in (ALWAYS, rotated(exchanges.OF_ANY_ACCOUNT.index(law))):
         law(clipped, case)
 
 
@@ -236,7 +236,8 @@ def test_law_bites(law: Callable[..., None], wrong: Any) -> None:
 
 
 @each(
-    "laws, broken", [(momentum.OWN, broken_momentum), (decoupled.OWN, broken_decoupled)]
+    "laws, broken",
+    [(momentum_laws.LAWS, broken_momentum), (decoupled_laws.LAWS, broken_decoupled)],
 )
 def test_every_law_has_a_specimen_and_accepts_the_sound(laws: Any, broken: Any) -> None:
     assert {law for law, _ in broken.BITES} == set(laws)

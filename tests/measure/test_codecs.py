@@ -15,7 +15,7 @@ from gradwire.measure import codecs
 from gradwire.measure.codecs import measure_codecs
 from gradwire.measure.layers import no_progress
 from gradwire.planning.data.cluster import PRIMITIVES, Cluster
-from gradwire_lab.planning.one_exchange import simulate_exchange
+from papers.one_exchange import simulate_exchange
 from tests.each import each
 
 SIZES = (256, 1024, 2**17)

@@ -31,6 +31,7 @@ from papers.hipress import (
     ablation,
     accuracy,
     convergence,
+    coordinator,
     gpu_use,
     lines,
     pipeline,
@@ -83,6 +84,8 @@ ALIKE = (
     "accuracy by iterations is that of",
     "reach a loss in as many epochs",
     # or that something is below a bound, or above one.
+    "no step is slower than with static turns",
+    "the coordinator's load is light",
     "Top-k selects 53.57 %",
     "less than 10 s",
     "less than 1 s",
@@ -194,6 +197,14 @@ def of_hipress(row: Make) -> Iterator[Claim]:
     yield pipeline.sum_claim(sides[0])
     yield pipeline.faster_claim(*sides)
     yield pipeline.hidden_claim(sides[1])
+    ways = (coordinator.STATIC, coordinator.COORDINATED)
+    yield from coordinator.claims_of(
+        [
+            row(name=way, way=way, uneven_percent=100 * spread)
+            for spread in coordinator.SPREADS
+            for way in ways
+        ]
+    )
     ring, best = several(row, "name", ("Ring", "HiPress"), application="ugatit")
     yield gpu_use._sparser(ring, best)
     sends = int(ring["idle"])  # whole windows, of which there may be none

@@ -48,7 +48,7 @@ def test_unknown_planners_and_settings_are_answered() -> None:
         gw.plan("usbit", SMALL, EIGHT)
     words = (
         "no setting of bytescheduler is called 'partition'; there are: credit, "
-        "partition_bytes; "
+        "credit_bytes, partition_bytes; "
     )
     with pytest.raises(UnknownName, match=words + "did you mean 'partition_bytes'"):
         gw.plan("bytescheduler", SMALL, EIGHT, partition=4)

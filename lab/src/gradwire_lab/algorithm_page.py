@@ -27,7 +27,7 @@ from gradwire.cli.commands.list import (
 from gradwire.cli.report.output import emit
 from gradwire.cli.report.table import Row, markdown
 from gradwire.contract import Compressor, Exchange, Member
-from gradwire.contract.registry import KINDS, homes, load, names
+from gradwire.contract.registry import KINDS, homes, load
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
 from gradwire.contract.thread_scratch import thread_scratch_bytes
@@ -72,7 +72,7 @@ def page(kind: str, name: str, measured: str | None) -> str:
     """
     algorithm = load(kind, name)
     lead, *fields = header_of(kind, name)
-    parts = [f"# {_escaped(name)}", f"{KINDS[kind].word.capitalize()}: {lead}"]
+    parts = [f"# {escaped(name)}", f"{KINDS[kind].word.capitalize()}: {lead}"]
     declared = {
         "package": [homes(kind)[name].distribution],
         "declares": traits(algorithm),
@@ -82,14 +82,14 @@ def page(kind: str, name: str, measured: str | None) -> str:
         f"**{title.capitalize()}:** {_listed(x)}" for title, x in declared.items() if x
     ]
     if arguments := explained(algorithm):
-        lines = [f"- `{name}`: {_escaped(words)}" for name, words in arguments.items()]
+        lines = [f"- `{name}`: {escaped(words)}" for name, words in arguments.items()]
         parts += ["**Arguments:**", "\n".join(lines)]
     parts += fields
     if kind == "compress":
         parts += [
             "## Bytes and memory",
             _SENT_BY_A_COMPRESSOR,
-            markdown(_sent(algorithm())),
+            markdown(sent_rows(algorithm())),
         ]
         parts += [_KEPT, markdown([_kept(exchange_for(algorithm()))])]
     if kind == "collective":
@@ -151,7 +151,7 @@ def header_of(kind: str, name: str) -> list[str]:
     """
     _, _, rest = docstring(kind, name).partition("\n")
     return [
-        f"{_escaped(description(kind, name))}.",
+        f"{escaped(description(kind, name))}.",
         *map(_paragraph, _paragraphs(rest)),
     ]
 
@@ -188,57 +188,11 @@ def _paragraph(text: str) -> str:
     if text.startswith("    "):
         return text
     if text.startswith("- "):
-        return f"- {_escaped(text[2:])}"
+        return f"- {escaped(text[2:])}"
     if field := _FIELD.match(text):
-        text = f"**{field[1]}:** {_escaped(text[field.end() :])}".strip()
+        text = f"**{field[1]}:** {escaped(text[field.end() :])}".strip()
         return _CONTRIBUTED.sub("**Contributed:** ", text)
-    return _escaped(text)
-
-
-def overview(kind: str) -> list[Row]:
-    """A row for each algorithm of a kind, with what compressors send and keep.
-
-    Bytes are those of an element, and of a rank among the largest of ``WORLDS``.
-    """
-    rows: list[Row] = []
-    for name in names(kind):
-        about = {"package": homes(kind)[name].distribution}
-        about["what it does"] = _escaped(description(kind, name))
-        rows.append({"name": _link(kind, name), **about})
-        if kind == "compress":
-            *_, sent, kept = _sent(load(kind, name)())
-            rows[-1] |= {"sent": sent[PER_ELEMENT], "kept": kept[PER_ELEMENT]}
-    return rows
-
-
-def trained(measured: str) -> list[Row]:
-    """The rows of the first table of compressors on the page of measurements, as they
-    are there.
-    """
-    table = next(
-        table for table in tables(measured) if table.head[0] == HEADS["compress"][0]
-    )
-    return [
-        {
-            "name": _link("compress", name),
-            **dict(zip(table.head[1:], figures, strict=True)),
-        }
-        for name, *figures in table.rows
-    ]
-
-
-def _link(kind: str, text: str) -> str:
-    """An algorithm's name, which settings may follow, as a link to its page if it has
-    one.
-    """
-    name = text.partition("(")[0]
-    shown = _escaped(text)
-    return f"[{shown}]({page_path(kind, name)})" if name in names(kind) else shown
-
-
-def page_path(kind: str, name: str) -> str:
-    """The place of an algorithm's page among those of all."""
-    return f"{kind.replace('.', '-')}/{name}.md"
+    return escaped(text)
 
 
 class Measurements(NamedTuple):
@@ -275,7 +229,7 @@ def tables(text: str) -> Iterator[Measurements]:
             said = " ".join(block.split())
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text of a docstring as Markdown, in which only what stands in backticks is
     code.
     """
@@ -292,10 +246,10 @@ def _plain(text: str) -> str:
 
 
 def _listed(words: list[str]) -> str:
-    return ", ".join(f"`{word}`" if "=" in word else _escaped(word) for word in words)
+    return ", ".join(f"`{word}`" if "=" in word else escaped(word) for word in words)
 
 
-def _sent(algorithm: Any) -> list[Row]:
+def sent_rows(algorithm: Any) -> list[Row]:
     """Bytes of a payload, of what a rank sends by the default exchange, and of what it
     keeps.
     """

@@ -33,12 +33,14 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, starmap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ..contract.verbs import AllGather, AllToAll, Among, Recv, Send
-from ..planning.data.plan import Bulk
+
+if TYPE_CHECKING:
+    from ..planning.data.plan import Bulk
 
 MOST_TOLD = 2**12
 """The most transfers of a report or a batch, so that what is told has a bound."""
@@ -101,6 +103,7 @@ def unpacked_rows(data: bytes) -> Iterator[tuple[int, ...]]:
 class Coordinator:
     """Decides on slots. A driver calls ``due`` at ``due_s``.
 
+    >>> from gradwire.planning.data.plan import Bulk
     >>> coordinator = Coordinator(2, Bulk(size_bytes=100, timeout_s=1.0))
     >>> report = ReadyReport(0, (LinkTransfer(0, src=0, dst=1, size_bytes=60),))
     >>> coordinator.receive(report, 5.0), coordinator.due_s

@@ -42,7 +42,7 @@ from .agreement.fingerprint import (
 )
 from .agreement.versions import warn_of_versions
 from .engine.backends import AFTER_A_CHANGE, OwnNetwork, choose, connect, network_of
-from .engine.engine import Engine, figures_of_all
+from .engine.engine import Engine
 from .fused import fused_messages
 from .grid.dtensors import (
     has_dtensors,
@@ -639,13 +639,10 @@ def _unequal(tensors: Sequence[Tensor], engine: Engine) -> list[Tensor]:
     """
     flat = [tensor.detach().reshape(-1) for tensor in tensors]
     halves = [half for values_N in flat for half in _halves(values_N)]
-    rows = figures_of_all(engine, digests_of(halves))
-    equal = [len({*digests}) == 1 for digests in zip(*rows, strict=True)]
-    return [
-        tensor
-        for tensor, first, last in zip(tensors, equal[::2], equal[1::2], strict=True)
-        if not (first and last)
-    ]
+    digests_N = torch.tensor(digests_of(halves), dtype=torch.int64, device="cpu")
+    rows_WN = engine.rows(digests_N)
+    unequal = (rows_WN != rows_WN[0]).any(0).view(-1, 2).any(1).tolist()
+    return [tensor for tensor, differs in zip(tensors, unequal, strict=True) if differs]
 
 
 def _halves(values_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,12 +26,15 @@ def shell(script: str) -> list[str]:
     return ["sh", "-c", script]
 
 
-def test_ranks_get_torchruns_variables(hosts: Hosts) -> None:
+def test_ranks_get_torchruns_variables(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN", "7")
     show = (
         "echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT "
         "$GLOO_SOCKET_IFNAME $OWN"
     )
-    exits = launch(hosts, shell(show), env={"OWN": "7"}, output="none", check=True)
+    exits = launch(hosts, shell(show), output="none", check=True)
     expected = f"0 3 127.0.0.1 {hosts.master_port} {hosts.interface} 7"
     assert [one.last_lines for one in exits] == [
         (f"{rank} {expected}",) for rank in range(3)

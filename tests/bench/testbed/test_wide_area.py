@@ -295,7 +295,7 @@ def test_without_tap_devices_the_error_says_why(
     monkeypatch: pytest.MonkeyPatch, said: str, why: str
 ) -> None:
     monkeypatch.setattr(forwarder_module, "compiled_forwarder", lambda: Path("/none"))
-    opened = forwarder_module.open_forwarder(lambda _: said.split(), 2, FAR)
+    opened = forwarder_module.open_forwarder(["sh", "-c", said], 2, FAR)
     with pytest.raises(TestbedUnavailable) as caught, opened:
         pass
     assert str(caught.value).startswith(why)
@@ -305,7 +305,7 @@ def test_an_ended_forwarder_is_an_error_and_no_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(forwarder_module, "compiled_forwarder", lambda: Path("/none"))
-    opened = forwarder_module.open_forwarder(lambda _: ["echo", "ready"], 2, FAR)
+    opened = forwarder_module.open_forwarder(["sh", "-c", "echo ready"], 2, FAR)
     with opened as forwarder, pytest.raises(TestbedUnavailable, match="has ended"):
         forwarder.counters()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gradwire_bench.workloads import fashion_mnist
-from gradwire_bench.workloads import text as _text
 from papers.workloads import movielens as _movielens
+from papers.workloads import words as _words
 from papers.workloads.applications import movielens_deepfm
 
 RATINGS = "1\t2\t5\t30\n1\t1\t3\t10\n2\t3\t4\t5\n1\t3\t1\t20\n2\t1\t2\t4\n"
@@ -73,7 +73,7 @@ def test_idx_files_are_read_behind_their_headers(tmp_path: Path) -> None:
 
 def test_held_out_words_are_no_training_words(monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(f"w{number}" for number in range(20_000))
-    monkeypatch.setattr(_text, "sources", lambda max_bytes: text)
-    words = _text.load.__wrapped__(vocabulary=30_000, max_bytes=1)
+    monkeypatch.setattr(_words, "sources", lambda max_bytes: text)
+    words = _words.load.__wrapped__(vocabulary=30_000, max_bytes=1)
     assert not set(words.train_N.tolist()) & set(words.held_out_N.tolist())
     assert words.held_out_N.numel() == 2000

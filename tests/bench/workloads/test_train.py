@@ -23,11 +23,9 @@ from gradwire_bench.workloads.task import (
     mean_over,
     random_of,
 )
-from gradwire_bench.workloads.train import (
-    Replicas,
-    layer_sizes,
-)
+from gradwire_bench.workloads.train import Replicas
 from gradwire_lab.compress.deft import deft
+from papers.workloads.kept import layer_sizes
 from tests.each import each
 
 WIDTH, CLASSES = 12, 4

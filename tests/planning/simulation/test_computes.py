@@ -30,7 +30,7 @@ from gradwire.planning.data.cluster import PRIMITIVES, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.simulation.supersteps import NOT_MEASURED
 from gradwire_lab.collective.sparcml import sparcml
-from gradwire_lab.planning.one_exchange import simulate_exchange
+from papers.one_exchange import simulate_exchange
 from tests.each import each
 from tests.laws.cases import kind_of, name_of, own_exchanges, pairs
 from tests.planning.profiles import exact_cluster

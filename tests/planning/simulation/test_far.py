@@ -18,7 +18,7 @@ from gradwire.planning.simulation.representative import alone
 from gradwire.planning.simulation.supersteps import Tariff, supersteps_of
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
-from gradwire_lab.planning.one_exchange import simulate_exchange
+from papers.one_exchange import simulate_exchange
 from tests.each import each
 from tests.planning.simulation.test_events import NUMEL, Row, Says
 

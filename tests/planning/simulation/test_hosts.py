@@ -20,7 +20,7 @@ from gradwire.planning.data.cluster import Cluster, Host
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.simulation.representative import alone, estimate
 from gradwire.planning.simulation.supersteps import Superstep, Tariff
-from gradwire_lab.planning.one_exchange import simulate_exchange
+from papers.one_exchange import simulate_exchange
 from tests.each import each
 
 DENSE = exchange_for(gw.compress.none())

@@ -23,7 +23,7 @@ from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
-from gradwire_lab.planning.one_exchange import simulate_exchange
+from papers.one_exchange import simulate_exchange
 from tests.calls import num_calls
 from tests.each import each
 from tests.planning.profiles import exact_cluster

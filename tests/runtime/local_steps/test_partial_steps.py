@@ -35,8 +35,9 @@ from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.mail import Mail
 from gradwire.runtime.local_steps.outer import DILOCO, Outer
 from gradwire.runtime.local_steps.partial_steps import Fragment, PartialSteps
-from gradwire_lab.exchange.virtual_rounds import VirtualRank, replay
+from gradwire_lab.exchange.virtual_rounds import VirtualRank
 from tests.each import each
+from tests.laws.tapes import replay
 from tests.runtime.ranks import Ranks
 from tests.runtime.state.test_checkpoint import through_a_file
 from tests.runtime.training import Net, adamw, digest, train

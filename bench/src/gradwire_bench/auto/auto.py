@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -19,7 +19,7 @@ from gradwire.planning.planner.auto.judgement import admitted
 
 from ..figures import spread
 from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
-from ..testbed.ranks import Report, run_ranks
+from ..testbed.ranks import Report, part_of, run_ranks
 from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
 from .auto_rank import ANEW, CHANGE
 
@@ -90,13 +90,9 @@ class AutoBench:
     def settings(self, model: str, *, changes: bool = False) -> dict[str, Any]:
         """Settings of one cell's ranks."""
         return {
+            **asdict(self),
             "task": MODELS[model],
-            "fidelity": self.fidelity,
             "singles": self.others,
-            "steps": self.steps,
-            "turn_s": self.turn_s,
-            "under": self.under,
-            "rounds": self.rounds,
             "changes": changes,
         }
 
@@ -106,7 +102,6 @@ def run(
     report: Report,
     *,
     announce: Callable[[str], None] = lambda line: None,
-    timeout_s: float = 900.0,
 ) -> tuple[list[Row], list[str]]:
     """A row for each side of each cell, and what ``auto`` said in each cell.
 
@@ -117,24 +112,16 @@ def run(
     notes: list[str] = []
     cells = [(model, rate) for rate in bench.rates for model in bench.models]
     for place, (model, rate) in enumerate(cells):
-
-        def within(fraction: float, what: str, done: int = place) -> None:
-            cell = f"{cells[done][0]}, {_link(cells[done][1])}"
-            report((done + fraction) / len(cells), f"{cell}: {what}")
-
+        cell = f"{model}, {_link(rate)}"
+        within = part_of(report, place, len(cells), f"{cell}: ")
         program = f"{__name__}_rank"
         settings = bench.settings(model)
         with _hosts(bench, rate) as hosts:
-            results = run_ranks(
-                hosts, program, settings, report=within, timeout_s=timeout_s
-            )
+            results = run_ranks(hosts, program, settings, report=within)
         own = list(rows_of(bench, model, rate, results))
         rows += own
-        notes += [
-            f"{model}, {_link(rate)}: {said}"
-            for said in results[0]["pilot"]["decisions"]
-        ]
-        announce(f"{model}, {_link(rate)}: {summary(own)}")
+        notes += [f"{cell}: {said}" for said in results[0]["pilot"]["decisions"]]
+        announce(f"{cell}: {summary(own)}")
     return rows, notes
 
 
@@ -249,8 +236,6 @@ def run_changed(
     first_rate: float,
     then_rate: float,
     report: Report,
-    *,
-    timeout_s: float = 900.0,
 ) -> tuple[list[Row], list[str]]:
     """A row for each model, whose links change in mid-run, and what ``auto`` said.
 
@@ -261,12 +246,11 @@ def run_changed(
     notes: list[str] = []
     for place, model in enumerate(bench.models):
         with shaped_hosts(bench.testbed(first_rate)) as hosts:
-            announce = _changing(hosts, bench, then_rate, report, place)
+            within = part_of(report, place, len(bench.models))
+            announce = _changing(hosts, bench.testbed(then_rate), within)
             program = f"{__name__}_rank"
             settings = bench.settings(model, changes=True)
-            results = run_ranks(
-                hosts, program, settings, report=announce, timeout_s=timeout_s
-            )
+            results = run_ranks(hosts, program, settings, report=announce)
         said = results[0]["pilot"]["decisions"]
         changed_at = results[0]["changed_at"]
         steps = [
@@ -292,14 +276,12 @@ def run_changed(
     return rows, notes
 
 
-def _changing(
-    hosts: Hosts, bench: AutoBench, rate: float, report: Report, place: int
-) -> Report:
+def _changing(hosts: Hosts, testbed: Testbed, report: Report) -> Report:
     """A report that changes the links' rate when the ranks ask for it."""
 
     def announce(fraction: float, what: str) -> None:
         if what == CHANGE:
-            hosts.change_rate(bench.testbed(rate))
-        report((place + fraction) / len(bench.models), what)
+            hosts.change_rate(testbed)
+        report(fraction, what)
 
     return announce

@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
-from ..testbed.wide_area import read_wide_area
-from ._options import Compressors
+from ..testbed.wide_area import WideArea
+from ._options import Compressors, with_links
 
 
+@with_links
 def device(
+    wide_area: WideArea,
     part: Annotated[
         list[str] | None,
         typer.Option(
@@ -33,11 +34,6 @@ def device(
         list[str] | None,
         typer.Option(help="Rate of their links [default: 1gbit, 10gbit]."),
     ] = None,
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     minutes: Annotated[
         float, typer.Option(help="Nothing is begun after so many.")
     ] = 8.0,
@@ -75,7 +71,7 @@ def device(
         "device": where,
         "parts": tuple(part or bench.PARTS),
         "ranks": ranks,
-        "wide_area": read_wide_area(delay, jitter, up, down, slow),
+        "wide_area": wide_area,
     }
     if rate:
         keywords["rates_bytes_per_s"] = tuple(map(parse_rate, rate))

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
@@ -18,13 +17,16 @@ from ..auto import auto as auto_bench
 from ..faults import accidents
 from ..faults import faults as faults_bench
 from ..faults.faults_judge import COLUMNS
-from ..testbed.wide_area import NEAR, WideArea, read_wide_area
+from ..testbed.wide_area import NEAR, WideArea
 from ..training import training as training_bench
 from ..training import training_links
-from ._options import SingleRankHosts, TaskName, Turns
+from ..training.trainers import PERIOD
+from ._options import SingleRankHosts, TaskName, Turns, with_links
 
 
+@with_links
 def auto(
+    wide_area: WideArea,
     model: Annotated[
         list[str] | None,
         typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all."),
@@ -35,11 +37,6 @@ def auto(
             help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"
         ),
     ] = None,
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     then: Annotated[
         str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
     ] = None,
@@ -64,11 +61,10 @@ def auto(
     the cores. With --then: steps from a change of the links to the plan for it.
     """
     rates = _links(rate)
-    links = read_wide_area(delay, jitter, up, down, slow)
     settings = auto_bench.AutoBench(
         models=tuple(model or auto_bench.MODELS),
-        rates=tuple(rates) or _default_rates(links),
-        wide_area=links,
+        rates=tuple(rates) or _default_rates(wide_area),
+        wide_area=wide_area,
         hosts=hosts,
         steps=steps,
         turn_s=turn_s,
@@ -89,7 +85,7 @@ def auto(
             rows, notes = auto_bench.run_changed(
                 settings, first, parse_rate(then), fractions
             )
-    title = f"{hosts} hosts{links}, {under}, fidelity {fidelity}"
+    title = f"{hosts} hosts{wide_area}, {under}, fidelity {fidelity}"
     hidden = auto_bench.CONSTANT
     emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
 
@@ -105,7 +101,9 @@ def _links(rates: list[str] | None) -> list[float | None]:
     return [None if rate == "loopback" else parse_rate(rate) for rate in rates or ()]
 
 
+@with_links
 def train(
+    wide_area: WideArea,
     task: Annotated[
         list[str] | None,
         typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt]."),
@@ -117,11 +115,6 @@ def train(
         list[str] | None,
         typer.Option(help="A link's rate; seconds are measured on such links."),
     ] = None,
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
     seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
@@ -163,11 +156,10 @@ def train(
         learning_rates=learning_rates,
         trained=tuple(only or ()),
     )
-    links = read_wide_area(delay, jitter, up, down, slow)
     on_links = rate or goal_step is not None or out is not None or peers
-    if on_links or links != NEAR:
+    if on_links or wide_area != NEAR:
         _train_on_links(
-            settings, _links(rate), links, goal_step, peers or [], out, as_json
+            settings, _links(rate), wide_area, goal_step, peers or [], out, as_json
         )
         return
     with progress("bench train", total=1) as advance:
@@ -179,18 +171,17 @@ def train(
 def _train_on_links(
     settings: training_bench.TrainBench,
     rates: list[float | None],
-    wide: WideArea,
+    wide_area: WideArea,
     goal_step: int | None,
     peers: list[Path],
     out: Path | None,
     as_json: bool,
 ) -> None:
-    every = training_links.TrainingOnLinks.score_every
     links = training_links.TrainingOnLinks(
         bench=settings,
         rates_bytes_per_s=tuple(rates),
-        wide_area=wide,
-        goal_step=settings.steps * 3 // 4 // every * every
+        wide_area=wide_area,
+        goal_step=settings.steps * 3 // 4 // PERIOD * PERIOD
         if goal_step is None
         else goal_step,
         peers=tuple(str(folder.absolute()) for folder in peers),
@@ -237,7 +228,9 @@ def loopback(
     emit("bench loopback", rows, as_json=as_json, title=title, hidden={"num_hosts"})
 
 
+@with_links
 def faults(
+    wide_area: WideArea,
     trials: Annotated[int, typer.Option(help="How many trials.")] = 24,
     seed: Annotated[int, typer.Option(help="All of them are drawn from it.")] = 0,
     at_once: Annotated[
@@ -260,11 +253,6 @@ def faults(
     check_every: Annotated[
         int, typer.Option(help="Steps to a check of parameters; 0: never.")
     ] = 1,
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     as_json: AsJson = False,
 ) -> None:
     """Kill, cut off and spoil ranks that train, and see what the others make of it.
@@ -284,7 +272,7 @@ def faults(
         number=number,
         timeout_s=timeout,
         check_every=check_every or None,
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
     )
     with progress("bench faults", total=1) as advance:
         rows, notes = faults_bench.run(settings, Fractions(advance))

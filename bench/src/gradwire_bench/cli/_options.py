@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
+
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
+
+from ..testbed.wide_area import WideArea, read_wide_area
 
 Turns = Annotated[int, typer.Option(help="Turns that are measured, after one more.")]
 NumElements = Annotated[int, typer.Option(help="Elements of the float32 gradient.")]
@@ -22,3 +29,30 @@ NumSteps = Annotated[int, typer.Option(help="Training steps for each method.")]
 TaskName = Annotated[
     str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
 ]
+
+
+def _links(
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
+) -> WideArea:
+    return read_wide_area(delay, jitter, up, down, slow)
+
+
+def with_links(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose argument ``wide_area`` comes from options of links."""
+    links = inspect.signature(_links, eval_str=True).parameters
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    del own["wide_area"]
+    parameters = [*own.values(), *links.values()]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        wide_area = _links(**{name: given.pop(name) for name in links})
+        command(wide_area, **given)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called

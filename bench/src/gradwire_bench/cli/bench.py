@@ -11,7 +11,6 @@ from typing import Annotated
 import torch
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate
@@ -24,7 +23,7 @@ from ..micro import sparse as sparse_bench
 from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
 from ..schedule import schedule as schedule_bench
-from ..testbed.wide_area import read_wide_area
+from ..testbed.wide_area import WideArea
 from . import _bench_training as of_training
 from ._bench_device import device
 from ._options import (
@@ -38,6 +37,7 @@ from ._options import (
     RanksPerHost,
     SingleRankHosts,
     Turns,
+    with_links,
 )
 
 app = typer.Typer(no_args_is_help=True)
@@ -63,15 +63,12 @@ for verb in (
 
 
 @app.command()
+@with_links
 def exchange(
+    wide_area: WideArea,
     hosts: NumHosts = 4,
     ranks_per_host: RanksPerHost = 1,
     rate: LinkRate = "500mbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     numel: NumElements = 10_000_000,
     repeats: Turns = 7,
     only: Annotated[
@@ -90,7 +87,7 @@ def exchange(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         numel=numel,
         repeats=repeats,
         only=tuple(only or ()),
@@ -104,14 +101,11 @@ def exchange(
 
 
 @app.command()
+@with_links
 def sparse(
+    wide_area: WideArea,
     hosts: SingleRankHosts = 8,
     rate: LinkRate = "200mbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     numel: NumElements = 10_000_000,
     density: Annotated[
         float, typer.Option(help="Share of them that each rank takes.")
@@ -160,7 +154,7 @@ def sparse(
     settings = sparse_bench.SparseBench(
         draws=draws,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         repeats=repeats,
         pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
@@ -198,8 +192,11 @@ def kernel(
     """
     _check_counts(rounds=(rounds, 4), numel=(numel, 1), threads=(threads, 1))
     _check_device(device)
+    from ..micro import kernel_peers
+
     codecs = kernel_bench.shipped(only or [])
-    peers = _peers(compiled, device)
+    kinds = ("eager", "compiled") if compiled else ("eager",)
+    peers = kernel_peers.peers(kinds, device)
     with progress("bench kernel"):
         rows = kernel_bench.measure(
             numel, threads, rounds, codecs, peers=peers, device=device
@@ -226,13 +223,6 @@ def _check_device(device: str) -> None:
     if device not in known:
         accepted = "cpu, or cuda where torch has one"
         raise invalid("device", device, accepted, "leave it out")
-
-
-def _peers(compiled: bool, device: str) -> kernel_bench.Peers:
-    """Torch's own cases beside the compressors."""
-    from ..micro import kernel_peers
-
-    return kernel_peers.peers(("eager", "compiled") if compiled else ("eager",), device)
 
 
 @app.command()
@@ -316,7 +306,9 @@ def batch(
 
 
 @app.command()
+@with_links
 def schedule(
+    wide_area: WideArea,
     profile: Annotated[
         list[str] | None,
         typer.Option(help="A model of the catalogue, or a profile's file."),
@@ -326,11 +318,6 @@ def schedule(
     rate: Annotated[
         str, typer.Option(help="Rate of the links that are stood for.")
     ] = "10gbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     scale: Annotated[
         float, typer.Option(help="Bytes and rates are divided by this.")
     ] = 16.0,
@@ -364,7 +351,7 @@ def schedule(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         scale=scale,
         slowdown=slowdown,
         turns=turns,
@@ -372,22 +359,10 @@ def schedule(
         planners=tuple(planner or schedule_bench.PLANNERS),
         trials=trials,
     )
-    outcome = _schedule(settings, as_json)
-    if picture is not None:
-        schedule_bench.draw(outcome, picture, title=settings.title)
-
-
-def _schedule(
-    settings: schedule_bench.ScheduleBench, as_json: bool
-) -> schedule_bench.ScheduleResult:
     with progress("bench schedule", total=1) as advance:
         outcome = schedule_bench.run(settings, Fractions(advance))
+    title = settings.title
     hidden = schedule_bench.CONSTANT
-    emit(
-        "bench schedule",
-        outcome.rows,
-        as_json=as_json,
-        title=settings.title,
-        hidden=hidden,
-    )
-    return outcome
+    emit("bench schedule", outcome.rows, as_json=as_json, title=title, hidden=hidden)
+    if picture is not None:
+        schedule_bench.draw(outcome, picture, title=title)

@@ -9,28 +9,24 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, machine, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import NotInstalled
 
 from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
-from ..testbed.wide_area import read_wide_area
-from ._options import LinkRate, NumSteps, SingleRankHosts, TaskName
+from ..testbed.wide_area import WideArea
+from ._options import LinkRate, NumSteps, SingleRankHosts, TaskName, with_links
 
 app = typer.Typer()
 
 
 @app.command()
+@with_links
 def demo(
+    wide_area: WideArea,
     hosts: SingleRankHosts = 4,
     rate: LinkRate = "200mbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     steps: NumSteps = 40,
     task: TaskName = "text",
     compressor: Annotated[
@@ -51,16 +47,13 @@ def demo(
     settings = Demo(
         hosts=hosts,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         steps=steps,
         task=task,
         compressors=tuple(compressor or COMPRESSORS),
     )
-    announce(settings)
-    with progress("demo", total=1) as advance:
-        outcome = run(settings, Fractions(advance))
-    title = f"{hosts} hosts at {rate}{settings.wide_area}"
-    emit("demo", outcome.rows, as_json=as_json, title=title, hidden=outcome.hidden)
+    title = f"{hosts} hosts at {rate}{wide_area}"
+    outcome = train("demo", settings, title=title, as_json=as_json)
     page = write(outcome, out, title="gradwire demo")
     if not as_json:
         for note in outcome.notes:
@@ -69,10 +62,19 @@ def demo(
             typer.echo(f"report: {page}")
 
 
-def announce(settings: Demo) -> None:
-    """Says on stderr how long it takes until something is to be seen."""
+def train(
+    command: str, settings: Demo, *, title: str, as_json: bool = False
+) -> DemoResult:
+    """Trains by all methods, and prints the table.
+
+    It says first, on stderr, how long it takes until something is to be seen.
+    """
     starts = f"{settings.hosts} ranks start; the first step comes in about"
     typer.echo(f"{starts} {settings.start_s:.0f} s", err=True)
+    with progress(command, total=1) as advance:
+        outcome = run(settings, Fractions(advance))
+    emit(command, outcome.rows, as_json=as_json, title=title, hidden=outcome.hidden)
+    return outcome
 
 
 def write(outcome: DemoResult, folder: Path, *, title: str) -> Path | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
+from gradwire.cli.report.links import Delay, Down, Jitter, Up
 from gradwire.cli.report.output import emit
 from gradwire.contract.units import parse_rate
 
@@ -16,7 +16,8 @@ from ..testbed.checked import check_links
 from ..testbed.counters import InterfaceCounters
 from ..testbed.hosts import Hosts, Testbed, available, open_hosts
 from ..testbed.launch import exit_code, failure_text, launch
-from ..testbed.wide_area import NEAR, read_wide_area
+from ..testbed.wide_area import NEAR, WideArea, read_wide_area
+from ._options import with_links
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -25,18 +26,15 @@ _JSON = typer.Option("--json", help="Print one JSON object.")
 
 # Options end at the first word of the command, so that "--" is not needed before it.
 @app.command(context_settings={"allow_interspersed_args": False})
+@with_links
 def run(
+    wide_area: WideArea,
     command: Annotated[list[str], typer.Argument(help="What every rank runs.")],
     hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
     ranks_per_host: Annotated[
         int, typer.Option(help="Ranks that share a host's link.")
     ] = 1,
     rate: Annotated[str, typer.Option(help="Link rate in each direction.")] = "500mbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     mtu: Annotated[int, typer.Option(help="Largest packet in bytes.")] = 1500,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds until all are ended.")
@@ -59,7 +57,7 @@ def run(
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
         mtu=mtu,
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
     )
     with open_hosts(settings) as opened:
         before = opened.read_counters()

@@ -8,26 +8,21 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
-from gradwire.cli.report.output import Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
-from ..demo.demo import Demo, run
-from ..testbed.wide_area import read_wide_area
-from ._options import NumSteps
-from .demo import announce, write
+from ..demo.demo import Demo
+from ..testbed.wide_area import WideArea
+from ._options import NumSteps, with_links
+from .demo import train, write
 
 app = typer.Typer()
 
 
 @app.command("try")
+@with_links
 def try_here(
+    wide_area: WideArea,
     rate: Annotated[str, typer.Option(help="Rate of each rank's link.")] = "100mbit",
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
     steps: NumSteps = 24,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path(
         "gradwire-try"
@@ -43,16 +38,12 @@ def try_here(
     settings = Demo(
         hosts=2,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=read_wide_area(delay, jitter, up, down, slow),
+        wide_area=wide_area,
         steps=steps,
         compressors=("cast16", "uniform", "onebit"),
         relayed=True,
     )
-    announce(settings)
-    with progress("try", total=1) as advance:
-        outcome = run(settings, Fractions(advance))
-    title = f"2 ranks at {rate}{settings.wide_area}"
-    emit("try", outcome.rows, as_json=False, title=title, hidden=outcome.hidden)
+    outcome = train("try", settings, title=f"2 ranks at {rate}{wide_area}")
     page = write(outcome, out, title="gradwire try")
     if page is None:
         return

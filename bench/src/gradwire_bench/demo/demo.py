@@ -5,7 +5,7 @@ pictures.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -130,22 +130,14 @@ class DemoResult:
         }
 
 
-def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
+def run(demo: Demo, report: Report) -> DemoResult:
     """Opens the testbed, trains by all methods, and puts the figures together."""
     task = make_task(demo.task)
-    settings = {
-        "task": demo.task,
-        "steps": demo.steps,
-        "rounds": demo.rounds,
-        "compressors": demo.compressors,
-        "timeout_s": demo.timeout_s,
-    }
+    settings = {**asdict(demo), "timeout_s": demo.timeout_s}
     is_relayed = demo.relayed or not available(demo.testbed)
     opened = relayed_hosts if is_relayed else shaped_hosts
     with opened(demo.testbed) as hosts:
-        results = run_ranks(
-            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
-        )
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report)
         relayed = hosts.relay_port is not None
     parameters = results[0]["ddp"]["parameters"]
     notes = [

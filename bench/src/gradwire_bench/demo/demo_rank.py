@@ -28,9 +28,9 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire.runtime.transport.task_graph import wall_clock
 
-from ..testbed.ranks import Report
-from ..testbed.relay import own_counters
+from ..testbed.ranks import Report, counted
 from ..training.tasks import make_task
+from ..training.trainer import under_ddp
 from ..workloads.task import TrainingTask
 
 COMPRESSORS = ("none", "cast16", "uniform", "onebit", "topk")
@@ -93,23 +93,22 @@ def _start(
             model, exchange, options=Options(trace_steps=2), failure=failure
         )
     else:
-        model = DistributedDataParallel(model)
-        if method == "ddp-fp16":
-            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        is_half = method == "ddp-fp16"
+        model = under_ddp(model, default_hooks.fp16_compress_hook if is_half else None)
     optimizer = task.make_optimizer(model.parameters())
     return MethodRun(method, model, optimizer, handle)
 
 
 def _take_turn(run: MethodRun, task: TrainingTask, num_steps: int) -> None:
-    before = own_counters()  # before any rank sends
-    dist.barrier()
-    for _ in range(num_steps):
-        start_s = time.perf_counter()
-        run.losses.append(_train_step(run, task, run.model))
-        run.step_s.append(time.perf_counter() - start_s)
-        run.step += 1
-    dist.barrier()
-    run.sent_bytes += own_counters().since(before).tx_bytes
+    def train() -> None:
+        for _ in range(num_steps):
+            start_s = time.perf_counter()
+            run.losses.append(_train_step(run, task, run.model))
+            run.step_s.append(time.perf_counter() - start_s)
+            run.step += 1
+
+    _, moved = counted(train)
+    run.sent_bytes += moved.tx_bytes
     run.counted_steps += num_steps
 
 

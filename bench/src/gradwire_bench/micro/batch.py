@@ -6,10 +6,9 @@ cost little more than. Of a sparsifier there is a row of ``selective`` too: it e
 the tensors apart, but for the smallest, which it leaves dense, and puts all of them
 into one payload.
 
-Source: HiPress, section 3.2; its table 6 has models of 148 and 399 gradients.
-UGATIT-light's shapes follow from that model's definition; they have the number, the
-total and the largest that the table gives. BERT-large's are the catalogue's (398
-gradients, the table's total).
+Source: HiPress, section 3.2; its table 6 has models of 148 and 399 gradients. Shapes
+are the catalogue's. UGATIT-light has the number, the total and the largest that the
+table gives; BERT-large has 398 gradients, and the table's total.
 
 Large gradients take as long either way, so there is a row of all and one of the small
 ones alone, those of up to ``SMALL`` elements.
@@ -18,10 +17,7 @@ ones alone, those of up to ``SMALL`` elements.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import pairwise
-from math import prod
+from collections.abc import Sequence
 
 import torch
 
@@ -31,57 +27,19 @@ from gradwire.contract import Compressor, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.planning import catalogue
 from gradwire_bench.figures import threads_of_torch
-from gradwire_bench.micro.kernel import seconds
+from gradwire_bench.micro.kernel import TimedCall, seconds_in_turn
 
 SMALL = 65536
 """Elements of the largest gradient that counts as small."""
 
 
-def ugatit_light() -> list[int]:
-    """Elements of UGATIT-light's 148 gradients: two generators, two pairs of
-    discriminators.
-    """
-    halves = [_generator(), _discriminator(7), _discriminator(5)]
-    return [prod(shape) for half in halves for shape in half] * 2
+MODELS = ("ugatit_light", "bert_large")
 
 
-def _generator(wide: int = 64, blocks: int = 4) -> list[tuple[int, ...]]:
-    most = 4 * wide
-    down = [(wide, 3, 7, 7), (2 * wide, wide, 3, 3), (most, 2 * wide, 3, 3)]
-    residual = [(most, most, 3, 3)] * (2 * blocks)
-    attention = [(1, most), (1, most), (most, 2 * most, 1, 1), (most,)]
-    style = [(most, most)] * 4
-    adaptive = [(most, most, 3, 3), (most,)] * (2 * blocks)
-    up = [
-        shape
-        for width in (2 * wide, wide)
-        for shape in ((width, 2 * width, 3, 3), (width,), (width,), (width,))
-    ]
-    return [*down, *residual, *attention, *style, *adaptive, *up, (3, wide, 7, 7)]
-
-
-def _discriminator(num_layers: int, wide: int = 64) -> list[tuple[int, ...]]:
-    widths = [3, *(wide * 2**i for i in range(num_layers - 1))]
-    convolutions = [
-        shape
-        for narrow, broad in pairwise(widths)
-        for shape in ((broad, narrow, 4, 4), (broad,))
-    ]
-    most = widths[-1]
-    attention = [(1, most), (1, most), (most, 2 * most, 1, 1), (most,)]
-    return [*convolutions, *attention, (1, most, 4, 4)]
-
-
-def bert_large() -> list[int]:
-    """Elements of BERT-large's gradients."""
-    layers = catalogue.load("bert_large").layers
+def sizes_of(model: str) -> list[int]:
+    """Elements of each gradient of a model of the catalogue."""
+    layers = catalogue.load(model).layers
     return [tensor.numel for layer in layers for tensor in layer.tensors]
-
-
-MODELS: dict[str, Callable[[], list[int]]] = {
-    "ugatit_light": ugatit_light,
-    "bert_large": bert_large,
-}
 
 
 def measure(codecs: Sequence[Compressor], threads: int, rounds: int = 15) -> list[Row]:
@@ -91,8 +49,8 @@ def measure(codecs: Sequence[Compressor], threads: int, rounds: int = 15) -> lis
     with threads_of_torch(threads):
         rows = []
         for codec in codecs:
-            for model, sizes_of in MODELS.items():
-                sizes = sizes_of()
+            for model in MODELS:
+                sizes = sizes_of(model)
                 small = [numel for numel in sizes if numel <= SMALL]
                 rows += [
                     _row(codec, model, sizes, rounds),
@@ -190,11 +148,9 @@ def _buffer(codec: Compressor, spec: TensorSpec) -> torch.Tensor:
     return torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)
 
 
-def _in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
-    """The seconds of each call in each round, after one round that does not count."""
-    timed = partial(seconds, device=torch.device("cpu"))
-    rows = [[timed(call) for call in calls] for _ in range(rounds + 1)]
-    return [list(column) for column in zip(*rows[1:], strict=True)]
+def _in_turn(calls: Sequence[TimedCall], rounds: int) -> list[list[float]]:
+    numbered = {str(number): call for number, call in enumerate(calls)}
+    return [*seconds_in_turn(numbered, rounds, torch.device("cpu")).values()]
 
 
 def _ratios(taken: Sequence[float], beside: Sequence[float]) -> list[float]:

@@ -29,7 +29,6 @@ training is ended: a note says so instead.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,14 +41,19 @@ from torch import Tensor
 from gradwire.cli.report.table import Row, cell, heading
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Compressor
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import format_rate
 from gradwire.errors import RankFailed, UnknownName, invalid
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.hashing import hash_partition
-from gradwire.kernels.sparse.partition import partition
-from gradwire.kernels.sparse.permutation import Permutation
-from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped
+from gradwire_bench.micro.kernel import (
+    COPY_BYTES,
+    KernelCase,
+    codec_cases,
+    in_turn,
+    shipped,
+)
+from gradwire_bench.micro.partition import partition_forms
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_bench.testbed.wide_area import NEAR, WideArea
@@ -107,13 +111,10 @@ class DeviceBench:
         for name, least in (
             ("numel", 64),
             ("zen_numel", 1000),
-            ("rounds", 1),
+            ("rounds", 2),
             ("ranks", 2),
         ):
-            if getattr(self, name) < least:
-                raise invalid(
-                    name, getattr(self, name), f"at least {least}", "leave it out"
-                )
+            check_whole(name, getattr(self, name), "leave it out", least=least)
         if self.minutes <= 0:
             raise invalid("minutes", self.minutes, "more than 0", "leave it out for 8")
 
@@ -265,12 +266,8 @@ def _kernels(
 ) -> Iterator[Row]:
     """A row for the copy, and one for each case of each compressor."""
     grad_N, out_N = _vectors(bench)
-    device = grad_N.device
-    copy_s = median(
-        _taken_s(lambda: out_N.copy_(grad_N), device) for _ in range(bench.rounds + 2)
-    )
-    rate = COPY_BYTES * bench.numel / copy_s
-    yield {"name": "copy", "kernel_s": copy_s, "bandwidth_bytes_per_s": rate}
+    copied = KernelCase("copy", COPY_BYTES, lambda: out_N.copy_(grad_N))
+    yield _kernel_row(copied, grad_N, out_N, bench.rounds)
     for codec in codecs:
         report(left.share(), type(codec).__name__)
         yield from _codec_rows(codec, "eager", bench, grad_N, out_N)
@@ -308,52 +305,7 @@ def _codec_rows(
 
 def _kernel_row(case: KernelCase, grad_N: Tensor, out_N: Tensor, rounds: int) -> Row:
     """The case after a copy in each round, and its peers after it; medians."""
-    device = grad_N.device
-    copies = list[float]()
-    ours = list[float]()
-    peers: dict[str, list[float]] = {name: [] for name in case.peers}
-    for number in range(-1, rounds):
-        out_N.zero_()  # a sum that grows for ever would end in infinities
-        copied = _taken_s(lambda: out_N.copy_(grad_N), device)
-        taken = _taken_s(case.run, device)
-        beside = {name: _taken_s(peer, device) for name, peer in case.peers.items()}
-        if number < 0:  # the first round compiles and allocates
-            continue
-        copies.append(copied)
-        ours.append(taken)
-        for name, of_peer in beside.items():
-            peers[name].append(of_peer)
-    share = case.bytes_per_element / COPY_BYTES
-    row: Row = {
-        "name": case.name,
-        "kernel_s": median(ours),
-        "bandwidth_bytes_per_s": case.bytes_per_element * grad_N.numel() / median(ours),
-        "fraction_of_copy_bandwidth": share * median(copies) / median(ours),
-    }
-    for name, of_peer_s in peers.items():
-        row[f"{name}_s"] = median(of_peer_s)
-        row[f"speedup_vs_{name}"] = median(of_peer_s) / median(ours)
-    return row
-
-
-def _taken_s(
-    call: Callable[[], object], device: torch.device, calls: int = _CALLS
-) -> float:
-    """The seconds of one call on its device, by ``calls`` that are queued together."""
-    if device.type != "cuda":
-        start_s = time.perf_counter()
-        for _ in range(calls):
-            call()
-        return (time.perf_counter() - start_s) / calls
-    events: Any = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-    start, end = events
-    torch.cuda.synchronize(device)
-    start.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / calls
+    return in_turn([case], grad_N, out_N, rounds, calls=_CALLS, peer_every=1)[1]
 
 
 # ---- partition -----------------------------------------------------------------------
@@ -373,27 +325,9 @@ def _partitions(bench: DeviceBench) -> Iterator[Row]:
     kept_K = torch.randperm(distinct_K.numel(), generator=draw, device=device)[:count]
     indices_K = distinct_K[kept_K.sort().values]
     values = torch.randn(indices_K.numel(), generator=draw, device=device)
-    given = (
-        Entries(indices_K, values),
-        bench.zen_numel,
-        8,
-        Permutation(bench.zen_numel, seed=1),
-    )
-    ways: dict[str, Callable[..., Any]] = {"cpu": partition}
-    if device.type == "cuda":
-        ways = {"sort by place": partition, "algorithm 1": hash_partition}
-    for name, way in ways.items():
-        call = functools.partial(way, *given)
-        taken = [_taken_s(call, device, 1) for _ in range(bench.rounds + 1)][1:]
-        row: Row = {
-            "name": f"partition/{name}",
-            "kernel_s": median(taken),
-            "num_entries": count,
-        }
-        if way is hash_partition:
-            hashed = hash_partition(*given)
-            row |= {"serial": hashed.serial, "fallback": hashed.fallback}
-        yield row
+    entries = Entries(indices_K, values)
+    for row in partition_forms(entries, bench.zen_numel, 8, bench.rounds):
+        yield {**row, "name": f"partition/{row['name']}"}
 
 
 # ---- training ------------------------------------------------------------------------

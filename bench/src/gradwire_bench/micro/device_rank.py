@@ -13,9 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
@@ -23,6 +22,7 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.runtime.attach import attach
 from gradwire_bench.testbed.ranks import Report
+from gradwire_bench.training.trainer import under_ddp, under_powersgd
 from gradwire_bench.workloads.gpt import GPT
 
 WARM_UP = 2
@@ -36,34 +36,15 @@ _RANK = 4
 """The rank of PowerSGD."""
 
 
-def _ddp(
-    model: nn.Module, hook: Any = None, state: object = None, **settings: Any
-) -> nn.Module:
-    made = DistributedDataParallel(model, **settings)
-    if hook is not None:
-        made.register_comm_hook(state, hook)
-    return made
-
-
-def _powersgd(model: nn.Module) -> nn.Module:
-    """In one bucket: with more it hangs on gloo, where one's collectives wait for
-    another's.
-    """
-    state = powerSGD_hook.PowerSGDState(
-        process_group=None, matrix_approximation_rank=_RANK, start_powerSGD_iter=WARM_UP
-    )
-    return _ddp(model, powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=1e6)
-
-
 def _gradwire(codec: Compressor, model: nn.Module) -> nn.Module:
     attach(model, codec)
     return model
 
 
 _MADE: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "ddp": _ddp,
-    "ddp-fp16": partial(_ddp, hook=default_hooks.fp16_compress_hook),
-    "ddp-powersgd": _powersgd,
+    "ddp": under_ddp,
+    "ddp-fp16": partial(under_ddp, hook=default_hooks.fp16_compress_hook),
+    "ddp-powersgd": partial(under_powersgd, first=WARM_UP, rank=_RANK),
     "gradwire, int8": partial(_gradwire, int8()),
     "gradwire, onebit": partial(_gradwire, onebit()),
     "gradwire, topk": partial(_gradwire, topk()),

@@ -4,8 +4,7 @@ all-reduce.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import mean, median
 from typing import Any
 
@@ -59,22 +58,14 @@ class ExchangeBench:
         return [n for name in dict.fromkeys(flat) for n in (name, name + ON_HOSTS)]
 
 
-def run(bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
+def run(bench: ExchangeBench, report: Report) -> list[Row]:
     """One row an exchange. A step's time is that of its slowest rank.
 
     Bytes are means over hosts' links. The floor is the busiest host's bytes over the
     link's rate, and None where links are not shaped or the exchange does not state its
     bytes.
     """
-    settings = {
-        "numel": bench.numel,
-        "repeats": bench.repeats,
-        "ranks_per_host": bench.ranks_per_host,
-        "exchanges": bench.names,
-        "threads": max(
-            1, len(os.sched_getaffinity(0)) // (bench.hosts * bench.ranks_per_host)
-        ),
-    }
+    settings = {**asdict(bench), "names": bench.names}
     testbed = Testbed(
         hosts=bench.hosts,
         ranks_per_host=bench.ranks_per_host,
@@ -82,9 +73,7 @@ def run(bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0) -> li
         wide_area=bench.wide_area,
     )
     with open_hosts(testbed) as hosts:
-        results = run_ranks(
-            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
-        )
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report)
         shaped = hosts.shaped
     return [_row(bench, name, results, shaped) for name in results[0]]
 

@@ -7,7 +7,6 @@ measured time, and torch's all_reduce of the same buffer is measured in the same
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -30,8 +29,7 @@ from gradwire.kernels.libraries import backend
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import join
 
-from ..testbed.counters import own_counters
-from ..testbed.ranks import Report
+from ..testbed.ranks import Report, in_turn
 
 TORCH = "torch-all_reduce"
 _ALONE = {name: exchange_for(load("compress", name)()) for name in names("compress")}
@@ -72,6 +70,17 @@ def message_spec(numel: int, ranks_per_host: int = 1, rank: int = 0) -> TensorSp
     return TensorSpec("grad", numel, shapes=squarest(numel, ranks_per_host), rank=rank)
 
 
+def open_engine(ranks_per_host: int = 1) -> Engine:
+    """The runtime's engine for this rank."""
+    return Engine(
+        join(None),
+        num_channels=4,
+        timeout=timedelta(minutes=2),
+        on_span=lambda span: None,
+        ranks_per_host=ranks_per_host,
+    )
+
+
 class _Through:
     """One gradient through one exchange."""
 
@@ -93,44 +102,17 @@ class _Through:
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds of every repeat, and bytes on the wire of each exchange."""
-    torch.set_num_threads(settings["threads"])
-    numel, repeats, per_host = (
-        settings[key] for key in ("numel", "repeats", "ranks_per_host")
-    )
+    per_host = settings["ranks_per_host"]
     backend()
-    engine = Engine(
-        join(None),
-        num_channels=4,
-        timeout=timedelta(minutes=2),
-        on_span=lambda span: None,
-        ranks_per_host=per_host,
-    )
+    engine = open_engine(per_host)
     torch.manual_seed(dist.get_rank())
-    source_N = torch.randn(numel) * 1e-3
+    source_N = torch.randn(settings["numel"]) * 1e-3
     work_N = torch.empty_like(source_N)
     sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
-    for name in settings["exchanges"]:
+    for name in settings["names"]:
         sides[name] = _Through(exchange_for_row(name, per_host), work_N, engine)
-    figures: dict[str, Any] = {
-        name: {"seconds": [], "sent_bytes": []} for name in sides
-    }
-    for repeat in range(repeats + 1):
-        for place, (name, side) in enumerate(sides.items()):
-            report((repeat + place / len(sides)) / (repeats + 1), name)
-            work_N.copy_(source_N)
-            seconds, sent_bytes = _timed(side)
-            if repeat:  # the first turn warms up
-                figures[name]["seconds"].append(seconds)
-                figures[name]["sent_bytes"].append(sent_bytes)
+    figures = in_turn(
+        sides, settings["repeats"], report, lambda name: work_N.copy_(source_N)
+    )
     engine.close()
     return figures
-
-
-def _timed(side: Callable[[], Any]) -> tuple[float, int]:
-    before = own_counters()  # before any rank sends
-    dist.barrier()
-    start_s = time.perf_counter()
-    side()
-    seconds = time.perf_counter() - start_s
-    dist.barrier()
-    return seconds, own_counters().since(before).tx_bytes

@@ -17,9 +17,10 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,27 +134,50 @@ def measure(
         return [{**row, "threads": threads} for row in rows]
 
 
-def seconds(run: TimedCall, device: torch.device) -> float:
-    """How long one call of ``run`` takes, until its device is done with it."""
-    _finish(device)
-    start_s = time.perf_counter()
-    run()
-    _finish(device)
-    return time.perf_counter() - start_s
+def seconds(run: TimedCall, device: torch.device, calls: int = 1) -> float:
+    """The seconds of one call on its device, by ``calls`` that are queued together."""
+    if device.type != "cuda":
+        start_s = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - start_s) / calls
+    events: Any = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    start, end = events
+    torch.cuda.synchronize(device)
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / calls
 
 
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def seconds_in_turn(
+    calls: Mapping[str, TimedCall], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
+    """The seconds of each call in each round, after one round that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(-1, rounds):
+        for name, call in calls.items():
+            taken = seconds(call, device)
+            if number >= 0:  # the first round compiles, allocates and touches pages
+                times[name].append(taken)
+    return times
 
 
 def in_turn(
-    cases: Sequence[KernelCase], grad_N: Tensor, out_N: Tensor, rounds: int
+    cases: Sequence[KernelCase],
+    grad_N: Tensor,
+    out_N: Tensor,
+    rounds: int,
+    *,
+    calls: int = 1,
+    peer_every: int = PEER_EVERY,
 ) -> list[Row]:
     """Rounds in which each case is timed after a copy, and now and then its peers after
-    it.
+    it; ``calls`` are queued together.
     """
-    timed = partial(seconds, device=grad_N.device)
+    timed = partial(seconds, device=grad_N.device, calls=calls)
     copies: dict[str, list[float]] = {case.name: [] for case in cases}
     ours: dict[str, list[float]] = {case.name: [] for case in cases}
     peers: dict[str, dict[str, list[float]]] = {
@@ -169,7 +193,7 @@ def in_turn(
                 continue
             copies[case.name].append(figures[0])
             ours[case.name].append(figures[1])
-            if number % PEER_EVERY == 0:
+            if number % peer_every == 0:
                 for name, peer in case.peers.items():
                     peers[case.name][name].append(timed(peer))
     every_copy = [value for values in copies.values() for value in values]
@@ -178,17 +202,8 @@ def in_turn(
         _row(case, copies[case.name], ours[case.name], peers[case.name], numel)
         for case in cases
     ]
-    return [_copy_row(every_copy, numel), *rows]
-
-
-def _copy_row(copies: list[float], numel: int) -> Row:
-    median_s = statistics.median(copies)
-    return {
-        "name": "copy",
-        "kernel_s": median_s,
-        "bandwidth_bytes_per_s": COPY_BYTES * numel / median_s,
-        "fraction_of_copy_bandwidth": 1.0,
-    }
+    copy = KernelCase("copy", COPY_BYTES, lambda: None)
+    return [_row(copy, every_copy, every_copy, {}, numel), *rows]
 
 
 def _row(

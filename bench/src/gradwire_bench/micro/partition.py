@@ -12,9 +12,9 @@ ways: by a sort, and by algorithm 1 with its hash table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from statistics import median, quantiles
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,12 +31,15 @@ from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.figures import threads_of_torch
-from gradwire_bench.micro.draws import IndexDraws
-from gradwire_bench.micro.kernel import COPY_BYTES, seconds
+from gradwire_bench.micro.kernel import COPY_BYTES, TimedCall, seconds_in_turn
+
+if TYPE_CHECKING:
+    # needs pydantic, which a run beside the command may lack
+    from gradwire_bench.micro.draws import IndexDraws
 
 CPU_STEPS = ("partition", "merge", "encode", "decode")
 _log = logging.getLogger("gradwire")
-Steps = dict[str, Callable[[], object]]
+Steps = dict[str, TimedCall]
 
 
 def measure(
@@ -51,14 +54,18 @@ def measure(
     if rounds < 4:
         raise invalid("rounds", rounds, "at least 4", "leave it out")
     if device != "cpu":
-        return _on_gpu(draws, rounds, torch.device(device))
+        if not has_triton():
+            raise NotInstalled("the partition on a GPU", "triton", "triton")
+        own = _entries(draws.taken(0, draws.pool()), 0)
+        held = Entries(own.indices_K.to(device), own.values.to(device))
+        return partition_forms(held, draws.numel, draws.world, rounds)
     _log.warning(
         "the Triton forms are not measured here: ask for --device cuda where "
         "there is one"
     )
     with threads_of_torch(threads):
         rank = _Rank(draws)
-        times = _in_turn(
+        times = seconds_in_turn(
             {"copy": rank.copy, **rank.steps()}, rounds, torch.device("cpu")
         )
     sums = [
@@ -139,35 +146,27 @@ def _entries(indices_K: Tensor, seed: int) -> Entries:
     return Entries(indices_K, torch.randn(indices_K.numel(), generator=draw))
 
 
-def _on_gpu(draws: IndexDraws, rounds: int, device: torch.device) -> list[Row]:
-    """The paper's figure 16: one tensor's partition, without its transfer."""
-    if not has_triton():
-        raise NotInstalled("the partition on a GPU", "triton", "triton")
-    entries = _entries(draws.taken(0, draws.pool()), 0)
-    held = Entries(entries.indices_K.to(device), entries.values.to(device))
-    where = (held, draws.numel, draws.world, Permutation(draws.numel, seed=1))
-    times = _in_turn(
-        {
+def partition_forms(entries: Entries, numel: int, world: int, rounds: int) -> list[Row]:
+    """The paper's figure 16: one tensor's partition, without its transfer.
+
+    There is a row for each form on a GPU, and for the C++ on a CPU.
+    """
+    device = entries.indices_K.device
+    where = (entries, numel, world, Permutation(numel, seed=1))
+    forms: Steps = {"cpu": partial(partition, *where)}
+    if device.type == "cuda":
+        forms = {
             "sort by place": partial(partition, *where),
             "algorithm 1": partial(hash_partition, *where),
-        },
-        rounds,
-        device,
-    )
-    hashed = hash_partition(*where)
-    rows = [_row(name, taken) for name, taken in times.items()]
-    rows[1] |= {"serial": hashed.serial, "fallback": hashed.fallback}
+        }
+    rows = [
+        {**_row(name, taken), "num_entries": entries.num}
+        for name, taken in seconds_in_turn(forms, rounds, device).items()
+    ]
+    if device.type == "cuda":
+        hashed = hash_partition(*where)
+        rows[1] |= {"serial": hashed.serial, "fallback": hashed.fallback}
     return rows
-
-
-def _in_turn(steps: Steps, rounds: int, device: torch.device) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(-1, rounds):
-        for name, step in steps.items():
-            taken = seconds(step, device)
-            if number >= 0:  # the first round compiles, allocates and touches pages
-                times[name].append(taken)
-    return times
 
 
 def _row(name: str, taken: list[float]) -> Row:

@@ -7,7 +7,6 @@ density, overlap and skew (``draws``). What the sets turned out to be is in ever
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import Any
@@ -70,7 +69,7 @@ class SparseBench:
                 )
 
 
-def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
+def run(bench: SparseBench, report: Report) -> list[Row]:
     """One row a scheme. A step's time is that of its slowest rank; bytes are means over
     ranks.
 
@@ -79,22 +78,13 @@ def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list
     busiest rank sends. It is None where links are not shaped.
     """
     world = bench.draws.world
-    settings = {
-        "draws": asdict(bench.draws),
-        "repeats": bench.repeats,
-        "pieces": bench.pieces,
-        "schemes": [*bench.schemes],
-        "threads": max(1, len(os.sched_getaffinity(0)) // world),
-    }
     testbed = Testbed(
         hosts=world,
         rate_bytes_per_s=bench.rate_bytes_per_s,
         wide_area=bench.wide_area,
     )
     with open_hosts(testbed) as hosts:
-        results = run_ranks(
-            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
-        )
+        results = run_ranks(hosts, f"{__name__}_rank", asdict(bench), report=report)
         shaped = hosts.shaped
     pool = bench.draws.pool()
     sets = [bench.draws.taken(rank, pool) for rank in range(world)]

@@ -4,8 +4,6 @@ turn.
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,11 +19,10 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import residuals
 from gradwire.exchange.pair import pair
 from gradwire.runtime.engine.engine import Engine
-from gradwire.runtime.liveness.membership import join
 
-from ..testbed.counters import InterfaceCounters, own_counters
-from ..testbed.ranks import Report
+from ..testbed.ranks import Report, in_turn
 from .draws import IndexDraws
+from .exchange_rank import open_engine
 
 DENSE = "dense"
 PAPER = "zen_paper"
@@ -137,42 +134,35 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds and bytes of every repeat, and each scheme's imbalance; all means are
     compared.
     """
-    torch.set_num_threads(settings["threads"])
     draws = IndexDraws(**settings["draws"])
-    engine = Engine(
-        join(None),
-        num_channels=4,
-        timeout=timedelta(minutes=2),
-        on_span=lambda span: None,
-    )
+    engine = open_engine()
     source_N = torch.zeros(draws.numel)
     indices_K = draws.taken(engine.rank, draws.pool()).long()
     source_N[indices_K] = torch.rand(len(indices_K)) + 0.5
     work_N = torch.empty_like(source_N)
     dense_N = torch.empty_like(source_N)
-    schemes = (DENSE, *settings["schemes"])
-    pieces = settings["pieces"]
-    sides = [
-        TimedScheme(name, exchange_of(name, draws.density), work_N, engine, pieces)
-        for name in schemes
-    ]
-    figures: dict[str, Any] = {
-        side.name: {"seconds": [], "sent_bytes": []} for side in sides
+    sides = {
+        name: TimedScheme(
+            name,
+            exchange_of(name, draws.density),
+            work_N,
+            engine,
+            settings["pieces"],
+        )
+        for name in (DENSE, *settings["schemes"])
     }
-    turns = settings["repeats"] + 1
-    for turn in range(turns):
-        for place, side in enumerate(sides):
-            report((turn + place / len(sides)) / turns, side.name)
-            work_N.copy_(source_N)
-            seconds, moved = timed(side)
-            if turn:
-                figures[side.name]["seconds"].append(seconds)
-                figures[side.name]["sent_bytes"].append(moved.tx_bytes)
-            else:  # the first turn warms up
-                compare(side.name, side.kept(work_N).add_(work_N), dense_N)
-            side.forget()
-    for side in sides:
-        figures[side.name]["imbalance"] = side.imbalance
+
+    def prepare(name: str) -> None:
+        sides[name].forget()
+        work_N.copy_(source_N)
+
+    for name, side in sides.items():
+        prepare(name)
+        side()
+        compare(name, side.kept(work_N).add_(work_N), dense_N)
+    figures = in_turn(sides, settings["repeats"], report, prepare)
+    for name, side in sides.items():
+        figures[name]["imbalance"] = side.imbalance
     engine.close()
     return figures
 
@@ -184,14 +174,3 @@ def compare(name: str, mean_N: Tensor, dense_N: Tensor) -> None:
     elif not torch.allclose(mean_N, dense_N, rtol=1e-5, atol=0.0):
         worst = float((mean_N - dense_N).abs().max())
         raise AssertionError(f"{name} is off the dense mean by {worst:.3g}")
-
-
-def timed(side: TimedScheme) -> tuple[float, InterfaceCounters]:
-    """Seconds of one call, and what this rank's interface counted meanwhile."""
-    before = own_counters()  # before any rank sends
-    dist.barrier()
-    start_s = time.perf_counter()
-    side()
-    seconds = time.perf_counter() - start_s
-    dist.barrier()
-    return seconds, own_counters().since(before)

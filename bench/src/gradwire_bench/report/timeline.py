@@ -5,16 +5,16 @@ time axis.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from gradwire.contract.trace.chrome import slots
-from gradwire.contract.trace.span import Span, Trace
+from gradwire.contract.trace.span import Span, StepDensity, Trace
 from gradwire.contract.units import format_seconds
 from gradwire.errors import InvalidSetting
 
-from . import density
 from .figure import FAINT, INK, SERIES, legend, new_figure, quiet, save
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
     for axes, (name, trace) in zip(panels, drawn.items(), strict=True):
         _panel(axes, trace, colours, factor)
         facts = filter(
-            None, (format_seconds(trace.iteration_s), density.summary(trace.densities))
+            None, (format_seconds(trace.iteration_s), density_summary(trace.densities))
         )
         axes.set_title(f"{name}: {', '.join(facts)}", loc="left", fontsize=9, color=INK)
     panels[-1].set_xlim(0, longest_s * factor * 1.01 or 1.0)
@@ -99,6 +99,19 @@ def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
     patches = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
     legend(figure, patches, columns=4)
     return save(figure, path, title)
+
+
+def density_summary(densities: Sequence[StepDensity]) -> str:
+    """The densities over all steps given, in words; "" where nothing was selected.
+
+    >>> density_summary([StepDensity(0, 7, 0.5, 800, 10_000, 100.0, 100, 380)])
+    'density 0.038 (0.01 asked)'
+    """
+    if not densities:
+        return ""
+    actual = f"density {fmean(density.actual for density in densities):.3g}"
+    asked = [d.asked_density for d in densities if d.asked_density is not None]
+    return f"{actual} ({fmean(asked):.3g} asked)" if asked else actual
 
 
 def _colours(traces: Iterable[Trace]) -> dict[str, str]:

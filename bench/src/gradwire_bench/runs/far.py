@@ -31,7 +31,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cli.report.table import Row
 from gradwire.compress.uniform import uniform
@@ -41,7 +40,8 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy
 
-from .turns import print_rows, seconds_in_turn
+from ..training.trainer import under_ddp
+from .turns import detach, print_rows, seconds_in_turn
 
 DDP = "ddp"
 HOOK = "ddp, fp16 hook"
@@ -64,10 +64,8 @@ class Side:
         stack = [nn.Linear(width, width) for _ in range(layers)]
         self.model: nn.Module = nn.Sequential(*stack)
         if method in (DDP, HOOK):
-            wrapped = DistributedDataParallel(self.model)
-            if method == HOOK:
-                wrapped.register_comm_hook(None, fp16_compress_hook)
-            self.model = wrapped
+            hook = fp16_compress_hook if method == HOOK else None
+            self.model = under_ddp(self.model, hook)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.handle = self._attached(method, timedelta(seconds=timeout_s))
         self._batch = torch.randn(8, width)
@@ -112,10 +110,8 @@ def measure(
 ) -> list[Row]:
     """A row for each method, with the median and the range of its turns."""
     sides = {name: Side(name, width, layers, num_steps, timeout_s) for name in methods}
-    seconds = seconds_in_turn([side.turn for side in sides.values()], turns)
-    for side in sides.values():
-        if side.handle is not None:
-            side.handle.detach()
+    seconds = seconds_in_turn(sides.values(), turns)
+    detach(sides.values())
     return [
         {
             "name": name,

@@ -29,7 +29,7 @@ from gradwire.compress.none import none
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor
 from gradwire.runtime.attach import attach
-from gradwire_bench.runs.turns import print_rows, seconds_in_turn
+from gradwire_bench.runs.turns import detach, print_rows, seconds_in_turn
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
@@ -87,11 +87,9 @@ def measure(task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
     sides = {
         name: Side(name, task, mesh, num_steps) for name in (NATIVE, *EXCHANGES, ALONE)
     }
-    seconds = seconds_in_turn([side.turn for side in sides.values()], turns)
+    seconds = seconds_in_turn(sides.values(), turns)
     medians = [float(row.median()) for row in seconds]
-    for side in sides.values():
-        if side.handle is not None:
-            side.handle.detach()
+    detach(sides.values())
     return [
         {"name": name, "step_s": step_s, "speedup_vs_native": medians[0] / step_s}
         for name, step_s in zip(sides, medians, strict=True)

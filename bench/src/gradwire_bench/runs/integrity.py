@@ -32,7 +32,7 @@ from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.attach import attach
 from gradwire.runtime.settings import FailurePolicy
 from gradwire.runtime.step.integrity import DEFAULT_CHECK_EVERY
-from gradwire_bench.runs.turns import print_rows, seconds_in_turn
+from gradwire_bench.runs.turns import detach, print_rows, seconds_in_turn
 from gradwire_bench.schedule.replay import Replay, VirtualDevice
 
 SIDES = {
@@ -75,19 +75,20 @@ def profile() -> Profile:
 class Side:
     """One model that takes turns, attached with its own checks."""
 
-    def __init__(self, exchange: str, policy: FailurePolicy) -> None:
+    def __init__(self, exchange: str, policy: FailurePolicy, num_steps: int) -> None:
         self._device = VirtualDevice(dist.get_rank())
         self._model = Replay(profile(), self._device)
         self.handle = attach(self._model, EXCHANGES[exchange](), failure=policy)
+        self._num_steps = num_steps
 
-    def turn(self, num_steps: int) -> float:
+    def turn(self) -> float:
         """The mean seconds of a step."""
-        for step in range(-WARM_UP, num_steps):
+        for step in range(-WARM_UP, self._num_steps):
             if step == 0:
                 begin_s = time.perf_counter()
             self._model().backward()
         self._device.synchronise()
-        return (time.perf_counter() - begin_s) / num_steps
+        return (time.perf_counter() - begin_s) / self._num_steps
 
 
 def measure(turns: int, num_steps: int, exchange: str = "ring") -> list[Row]:
@@ -96,11 +97,9 @@ def measure(turns: int, num_steps: int, exchange: str = "ring") -> list[Row]:
     ``fraction_overhead`` compares turns that followed each other; it is the median of
     these.
     """
-    sides = [Side(exchange, settings) for settings in SIDES.values()]
-    each = [partial(side.turn, num_steps) for side in sides]
-    seconds_ST = seconds_in_turn(each, turns)
-    for side in sides:
-        side.handle.detach()
+    sides = [Side(exchange, settings, num_steps) for settings in SIDES.values()]
+    seconds_ST = seconds_in_turn(sides, turns)
+    detach(sides)
     plain = seconds_ST[0].tolist()
     return [
         {

@@ -11,7 +11,7 @@ counts calls of Python's functions, which nothing else on the machine changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -57,22 +57,15 @@ class LoopbackBench:
         ]
 
 
-def run(bench: LoopbackBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
+def run(bench: LoopbackBench, report: Report) -> list[Row]:
     """A row a side; a step's time is its slowest rank's.
 
     ``speedup_vs_ddp`` is the median over turns of DDP's median step over that of the
     same turn.
     """
-    settings = {
-        "task": bench.task,
-        "turns": bench.turns,
-        "iterations": bench.iterations,
-        "rows": bench.rows,
-    }
+    settings = {**asdict(bench), "rows": bench.rows}
     with loopback_hosts(Testbed(hosts=bench.ranks)) as hosts:
-        results = run_ranks(
-            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
-        )
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report)
     base = [median(turn) for turn in _turns_s([result[DDP] for result in results])]
     return [
         _row(bench, name, base, [result[name] for result in results])

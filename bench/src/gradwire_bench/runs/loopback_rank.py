@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.contract.registry import load
 from gradwire.runtime.attach import attach
+from gradwire_bench.runs.turns import detach
 from gradwire_bench.testbed.ranks import Report
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
@@ -101,8 +102,7 @@ def _calls(name: str, task: TrainingTask, num_steps: int) -> float:
     sys.setprofile(count)
     side.turn()
     sys.setprofile(None)
-    if side.handle is not None:
-        side.handle.detach()
+    detach([side])
     return (next(calls) - before) / (WARM_UP + num_steps)
 
 
@@ -128,9 +128,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
             dist.barrier()
             for part, figure in side.turn()._asdict().items():
                 figures[name][part].append(figure)
-    for side in sides.values():
-        if side.handle is not None:
-            side.handle.detach()
+    detach(sides.values())
     for name in sides:
         figures[name]["calls"] = [_calls(name, task, settings["iterations"])]
     return figures

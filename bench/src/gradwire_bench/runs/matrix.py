@@ -30,6 +30,7 @@ from gradwire.cli.report.table import Row
 from gradwire.contract.files import write_text
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
 
+from ..testbed.ranks import part_of
 from . import pairs
 from .matrix_rank import EXCHANGES, OURS, PLAN, PROGRAMS, ProgramEnd, ProgramRun, live
 
@@ -157,13 +158,8 @@ def run(
     for number, program in enumerate(programs):
         row = _Row(context, program, matrix.seed)
         name = program.path.stem
-
-        def announce(
-            done: float, what: str, number: int = number, name: str = name
-        ) -> None:
-            report((number + done) / len(programs), f"{name}: {what}")
-
-        made[name] = program, row.cells(columns, announce)
+        within = part_of(report, number, len(programs), f"{name}: ")
+        made[name] = program, row.cells(columns, within)
     return made
 
 

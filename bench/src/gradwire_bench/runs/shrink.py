@@ -90,7 +90,7 @@ class Side:
 def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
     """A row a way: the median over turns of a step's seconds, on the slowest rank."""
     sides = {way: Side(way, name, task, num_steps) for way in WAYS}
-    seconds = seconds_in_turn([side.turn for side in sides.values()], turns)
+    seconds = seconds_in_turn(sides.values(), turns)
     sides["end"].handle.detach()
     rows: list[Row] = [
         {"way": way, "step_s": float(row.median())}

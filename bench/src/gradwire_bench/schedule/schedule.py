@@ -18,7 +18,7 @@ are printed with the rows:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -160,9 +160,7 @@ class ScheduleResult:
     simulated: dict[str, dict[str, Trace]] = field(default_factory=dict)
 
 
-def run(
-    bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0
-) -> ScheduleResult:
+def run(bench: ScheduleBench, report: Report) -> ScheduleResult:
     """Replays every profile under every planner on shaped hosts.
 
     Raises ``TestbedUnavailable`` where links cannot be shaped: at full speed of the
@@ -170,16 +168,13 @@ def run(
     """
     profiles = [load_or_read(name) for name in bench.profiles]
     settings = {
+        **asdict(bench),
         "profiles": [profile.to_json() for profile in profiles],
         "rows": bench.rows(),
         "rate_bytes_per_s": bench.link_bytes_per_s,
-        **{name: getattr(bench, name) for name in ("scale", "slowdown")},
-        **{name: getattr(bench, name) for name in ("turns", "iterations", "trials")},
     }
     with shaped_hosts(bench.testbed) as hosts:
-        results = run_ranks(
-            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
-        )
+        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report)
     outcome = ScheduleResult([])
     for profile in profiles:
         _add(outcome, bench, profile, [result[profile.model] for result in results])

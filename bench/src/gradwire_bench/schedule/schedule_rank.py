@@ -41,7 +41,7 @@ from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire_lab.planning.tune import tune
 
 from ..testbed.counters import own_counters
-from ..testbed.ranks import Report
+from ..testbed.ranks import Report, part_of
 from .replay import Memory, Replay, VirtualDevice, scaled_profile
 from .sharing import keep_queues_short, share_cores
 
@@ -82,13 +82,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     profiles = [Profile.parse(text) for text in settings["profiles"]]
     figures = {}
     for index, profile in enumerate(profiles):
-
-        def announce(
-            fraction: float, what: str, done: int = index, name: str = profile.model
-        ) -> None:
-            report((done + fraction) / len(profiles), f"{name}: {what}")
-
-        figures[profile.model] = _measure_one(profile, settings, announce)
+        name = profile.model
+        within = part_of(report, index, len(profiles), f"{name}: ")
+        figures[name] = _measure_one(profile, settings, within)
     return figures
 
 

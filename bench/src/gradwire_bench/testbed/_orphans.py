@@ -11,9 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _OWNER = "GRADWIRE_TESTBED_OWNER"
+_STOP_S = 30.0
 _START_TIME = 19
 """The place of a process' start time behind its name in ``/proc/PID/stat``; see
 proc(5).
@@ -27,6 +31,43 @@ def mark() -> dict[str, str]:
     it, and the namespace that numbers are of, as other containers count from 1 too.
     """
     return {_OWNER: f"{_numbers()} {os.getpid()} {_start_time(os.getpid())}"}
+
+
+@contextlib.contextmanager
+def open_helper(
+    enter: Sequence[str], script: str, *words: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A script of this folder for a ``with`` block; it ends when its input does.
+
+    Args:
+        enter: Words to put before the command.
+        script: The name of its file.
+        words: Its arguments.
+    """
+    path = str(Path(__file__).with_name(script))
+    process = subprocess.Popen(
+        [*enter, sys.executable, "-I", "-S", path, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **mark()},
+        # Ctrl-C is for the owner, who closes it in good order
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process
+    finally:
+        # what it was not told any more, if it has ended
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(timeout=_STOP_S)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 def end_orphans() -> list[int]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,11 +19,10 @@ from typing import Protocol
 from gradwire.contract.units import format_seconds
 
 from ..errors import TestbedUnavailable
-from ._orphans import mark
+from ._orphans import open_helper
 from .wide_area import WideArea
 
 _FOLDER = Path(__file__).parent
-_STOP_S = 30.0
 _BUSY = 0.9
 _LATE = 0.05
 
@@ -150,12 +148,12 @@ def compiled_forwarder() -> Path:
 
 @contextmanager
 def open_forwarder(
-    enter: Callable[[list[str]], list[str]], num_hosts: int, wide_area: WideArea
+    enter: Sequence[str], num_hosts: int, wide_area: WideArea
 ) -> Iterator[Forwarder]:
     """A forwarder for the length of a ``with`` block.
 
     Args:
-        enter: Makes of a command one that runs in the holder's namespace.
+        enter: Words before a command that runs in the holder's namespace.
         num_hosts: How many devices it makes: port0, port1 and so on.
         wide_area: Has the delay and the jitter.
 
@@ -168,31 +166,11 @@ def open_forwarder(
         str(round(1e9 * wide_area.delay_s)),
         str(round(1e9 * wide_area.jitter_s)),
     ]
-    script = str(_FOLDER / "_forward.py")
-    process = subprocess.Popen(
-        enter([sys.executable, "-I", "-S", script, *words]),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **mark()},
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
+    with open_helper(enter, "_forward.py", *words) as process:
+        assert process.stdout is not None
         word, _, why = process.stdout.readline().strip().partition(" ")
         if word != "ready":
             raise TestbedUnavailable(
                 f"links with delay need TAP devices ({why or 'the forwarder ended'})"
             )
         yield Forwarder(process)
-    finally:
-        # what it was not told any more, if it has ended
-        with suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(timeout=_STOP_S)
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Literal
 
@@ -34,6 +34,7 @@ Output = Literal["first", "all", "none"]
 EndedBy = Literal["itself", "another's failure", "time limit"]
 
 _KILL_AFTER_S = 2.0  # from SIGTERM to SIGKILL
+_NUM_LAST_LINES = 20
 _DRAIN_S = 5.0  # for the last output of a rank that has ended
 
 
@@ -67,44 +68,41 @@ class _Running:
     ended_by: EndedBy = "itself"
 
 
-def launch(  # noqa: PLR0913
+def launch(
     hosts: Hosts,
     command: Sequence[str],
     *,
-    env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
     grace_s: float = 5.0,
     output: Output = "first",
     stdout: IO[str] | None = None,
-    num_last_lines: int = 20,
     check: bool = False,
 ) -> list[RankExit]:
     """Runs ``command`` on all hosts at once, as many ranks as these have, and waits for
     all.
 
-    ``env`` is added to this process' environment. Once a rank has failed the others
-    have ``grace_s`` to notice it themselves; ``timeout_s`` limits the whole.
+    Once a rank has failed the others have ``grace_s`` to notice it themselves;
+    ``timeout_s`` limits the whole.
     ``output``: "first" passes rank 0's output through and keeps the others' last lines,
     "all" also shows every other line on stderr behind its rank, "none" only keeps.
     ``stdout`` is where rank 0's stdout goes (a real file; this process' stdout when
     left out). With ``check`` a failure raises RankFailed, whose text is that of
     `failure_text`. A command that is not there is an InvalidSetting.
     """
-    variables = {**os.environ, **(env or {})}
-    _check(command, variables, timeout_s)
+    _check(command, timeout_s)
     ended: queue.Queue[_Running] = queue.Queue()
     running: list[_Running] = []
     try:
         for rank in range(hosts.num_ranks):
             process = subprocess.Popen(
                 hosts.command_on(rank // hosts.ranks_per_host, list(command)),
-                env=rank_variables(hosts, rank, variables),
+                env=rank_variables(hosts, rank),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout if rank == 0 and output != "none" else subprocess.PIPE,
                 stderr=subprocess.PIPE if rank == 0 else subprocess.STDOUT,
                 start_new_session=True,
             )
-            lines: deque[str] = deque(maxlen=num_last_lines)
+            lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
             running.append(_Running(rank, process, lines, time.monotonic()))
             _follow(running[-1], output, ended)
         _supervise(running, ended, timeout_s, grace_s)
@@ -121,10 +119,8 @@ def launch(  # noqa: PLR0913
     return exits
 
 
-def _check(
-    command: Sequence[str], variables: Mapping[str, str], timeout_s: float | None
-) -> None:
-    if not command or shutil.which(command[0], path=variables.get("PATH")) is None:
+def _check(command: Sequence[str], timeout_s: float | None) -> None:
+    if not command or shutil.which(command[0]) is None:
         raise invalid(
             "command",
             command[0] if command else "",
@@ -137,10 +133,8 @@ def _check(
         )
 
 
-def rank_variables(
-    hosts: Hosts, rank: int, variables: Mapping[str, str]
-) -> dict[str, str]:
-    """``variables`` and those that torchrun would add for this rank.
+def rank_variables(hosts: Hosts, rank: int) -> dict[str, str]:
+    """This process' variables and those that torchrun would add for this rank.
 
     ``OMP_NUM_THREADS``, ``PYTHONUNBUFFERED`` and ``TORCH_CPP_LOG_LEVEL`` are set only
     where unset: ranks share this machine's cores, the last lines of a rank that dies
@@ -155,7 +149,7 @@ def rank_variables(
     }
     return {
         **defaults,
-        **variables,
+        **os.environ,
         **mark(),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % hosts.ranks_per_host),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
-
-import torch
 
 from gradwire.measure.group import Report
 from gradwire.measure.links import measure_group_links
@@ -35,7 +32,6 @@ def measured_cluster(
         settings = {
             "compressors": compressors,
             "rate_bytes_per_s": testbed.rate_bytes_per_s if made.shaped else None,
-            "threads": max(1, len(os.sched_getaffinity(0)) // hosts),
         }
         found = run_ranks(made, __name__, settings, report=report, timeout_s=timeout_s)
     return Cluster.parse(found[0]["cluster"])
@@ -44,7 +40,6 @@ def measured_cluster(
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """The program of each rank: the cluster, as its file's text.
 
-    ``settings`` are those of ``measure_group_links``, and ``threads`` of each rank.
+    ``settings`` are those of ``measure_group_links``.
     """
-    torch.set_num_threads(settings.pop("threads"))
     return {"cluster": measure_group_links(report, **settings).to_json()}

@@ -30,7 +30,7 @@ from typing import Literal
 from gradwire.errors import invalid
 
 from ..errors import TestbedUnavailable
-from ._orphans import end_orphans, mark
+from ._orphans import end_orphans, open_helper
 from .forwarder import Forwarder, open_forwarder
 from .wide_area import WideArea
 
@@ -128,7 +128,6 @@ _PACKAGES = {
     "tc": "iproute2 (iproute-tc on some)",
     "nsenter": "util-linux",
 }
-_START_S = 30.0
 
 # Pieces that wait until the forwarder has a core: at 42,000 a second, those of 0.2 s.
 _TAP_QUEUE = 10_000
@@ -308,34 +307,6 @@ def join_network(spaces: Namespaces, host: int) -> None:
                 raise OSError(ctypes.get_errno(), f"the {kind} namespace of a host")
 
 
-def _start_holder(
-    privilege: Privilege, num_hosts: int, congestion_control: str
-) -> subprocess.Popen[str]:
-    script = str(Path(__file__).with_name("_holder.py"))
-    mode = "root" if privilege == "root" else "user"
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", script, mode, str(num_hosts), congestion_control],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **mark()},
-        # Ctrl-C is for the owner, who closes the holder in good order
-        start_new_session=True,
-    )
-
-
-def _stop_holder(holder: subprocess.Popen[str]) -> None:
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    holder.stdin.close()
-    try:
-        holder.wait(timeout=_START_S)
-    finally:
-        holder.kill()
-        holder.wait()
-        holder.stdout.close()
-
-
 def _congestion_controls() -> str:
     listing = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
     return (
@@ -385,15 +356,13 @@ def open_namespaces(
         find_tool(tool)
     end_orphans()
     with ExitStack() as stack:
-        holder = _start_holder(privilege, len(links), congestion_control)
-        stack.callback(_stop_holder, holder)
+        mode = "root" if privilege == "root" else "user"
+        words = (mode, str(len(links)), congestion_control)
+        holder = stack.enter_context(open_helper((), "_holder.py", *words))
         pids = _read_pids(holder, congestion_control)
         spaces = Namespaces(holder_pid=holder.pid, pids=pids, privilege=privilege)
         if wide_area.is_far:
-
-            def enter(command: list[str]) -> list[str]:
-                return [*spaces.enter(holder.pid), *command]
-
+            enter = spaces.enter(holder.pid)
             opened = open_forwarder(enter, len(links), wide_area)
             spaces = replace(spaces, forwarder=stack.enter_context(opened))
         _wire_up(spaces, links, mtu)

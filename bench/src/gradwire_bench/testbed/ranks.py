@@ -13,6 +13,8 @@ import os
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ import torch.distributed as dist
 from gradwire.measure.group import Report as Report
 from gradwire.measure.group import launched_group
 
+from .counters import InterfaceCounters
 from .hosts import Hosts
 from .launch import launch
-from .relay import RELAY, relayed_group
+from .relay import RELAY, own_counters, relayed_group
 
 _POLL_S = 0.2
 
@@ -35,14 +38,14 @@ def run_ranks(
     settings: dict[str, Any],
     *,
     report: Report,
-    timeout_s: float,
+    timeout_s: float = 3600.0,
 ) -> list[dict[str, Any]]:
     """Runs the module ``program``, such as ``gradwire_bench.demo.demo_rank``, on all
     hosts.
 
     ``settings["timeout_s"]``, if given, limits each wait of torch's default group.
-    ``timeout_s`` limits the whole run. Returns every rank's result; raises
-    ``RankFailed`` with the last lines of a rank that fails.
+    ``timeout_s`` limits the whole run, an hour by default. Returns every rank's result;
+    raises ``RankFailed`` with the last lines of a rank that fails.
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         place = Path(folder)
@@ -92,6 +95,50 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
             seen = text
             fraction, _, what = text.partition(" ")
             report(float(fraction), what)
+
+
+def part_of(report: Report, place: int, total: int, name: str = "") -> Report:
+    """A report for one of several parts that take turns, told with its name."""
+
+    def part(fraction: float, what: str) -> None:
+        report((place + fraction) / total, f"{name}{what}")
+
+    return part
+
+
+def counted(call: Callable[[], object]) -> tuple[float, InterfaceCounters]:
+    """Seconds of a call that all ranks make, and the bytes on this rank's link."""
+    before = own_counters()  # before any rank sends
+    dist.barrier()
+    start_s = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - start_s
+    dist.barrier()
+    return seconds, own_counters().since(before)
+
+
+def in_turn(
+    sides: Mapping[str, Callable[[], object]],
+    repeats: int,
+    report: Report,
+    prepare: Callable[[str], object],
+) -> dict[str, dict[str, Any]]:
+    """Seconds and sent bytes of each repeat by side, after a turn that warms up.
+
+    ``prepare`` is called with a side's name before each of its calls.
+    """
+    figures: dict[str, dict[str, Any]] = {
+        name: {"seconds": [], "sent_bytes": []} for name in sides
+    }
+    for turn in range(repeats + 1):
+        for place, (name, side) in enumerate(sides.items()):
+            report((turn + place / len(sides)) / (repeats + 1), name)
+            prepare(name)
+            seconds, moved = counted(side)
+            if turn:
+                figures[name]["seconds"].append(seconds)
+                figures[name]["sent_bytes"].append(moved.tx_bytes)
+    return figures
 
 
 def main() -> None:

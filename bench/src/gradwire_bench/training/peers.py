@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradwire.errors import invalid
 from gradwire.runtime.local_steps.recipes import TIMES_RATE, hidden
@@ -63,7 +63,9 @@ def _demo(made: Trainer, demo: Any, period: int) -> Trainer:
 def _dion(made: Trainer, dion: Any, period: int) -> Trainer:
     """Dion is the optimizer of matrices, and its own AdamW that of all else."""
     rate = rate_of_adamw(made.optimizer)
-    matrices = [param for param in hidden(made.plain) if param.dim() == 2]
+    matrices = [
+        param for param in hidden(made.plain, nn.Identity()) if param.dim() == 2
+    ]
     others = [param for param in made.plain.parameters() if param not in set(matrices)]
     groups = [
         {"params": matrices, "lr": TIMES_RATE * rate},

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..workloads.task import TrainingTask
@@ -22,6 +25,28 @@ def rate_of_adamw(optimizer: Optimizer) -> float:
     """
     rate = float(optimizer.param_groups[0]["lr"])
     return rate / 10 if isinstance(optimizer, torch.optim.SGD) else rate
+
+
+def under_ddp(
+    model: nn.Module, hook: Any = None, state: object = None, **settings: Any
+) -> DistributedDataParallel:
+    """The model under DDP, which averages by a hook if one is given."""
+    made = DistributedDataParallel(model, **settings)
+    if hook is not None:
+        made.register_comm_hook(state, hook)
+    return made
+
+
+def under_powersgd(model: nn.Module, first: int, rank: int) -> DistributedDataParallel:
+    """The model under DDP with torch's PowerSGD, which begins after ``first`` steps.
+
+    It has one bucket. With more it hangs on gloo: collectives of one bucket wait in
+    callbacks for another's.
+    """
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=first
+    )
+    return under_ddp(model, powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=1e6)
 
 
 @dataclass

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,
     post_localSGD_hook,
 )
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compress.none import none
 from gradwire.compress.sparseloco import sparseloco
@@ -34,7 +34,7 @@ from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
 from .peers import PEERS, RANK, joined
-from .trainer import Trainer, rate_of_adamw
+from .trainer import Trainer, rate_of_adamw, under_ddp, under_powersgd
 
 PERIOD = 20
 """Local steps between two exchanges, where a method takes local steps and its name says
@@ -58,9 +58,7 @@ def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
         plain = _first_values(task)
         return joined(base, _trainer(task, plain, plain, num_steps), period)
     recipe = method(name)(task, num_steps)
-    plain = _first_values(task)
-    attach(plain, recipe.exchange)
-    return _trainer(recipe.task, plain, plain, num_steps)
+    return _attached(recipe.exchange)(recipe.task, num_steps, period)
 
 
 def check_trainer(name: str) -> None:
@@ -113,15 +111,10 @@ def _trainer(
 def _hooked(
     task: TrainingTask,
     num_steps: int,
-    state: object = None,
-    hook: Any = None,
-    **settings: Any,
+    wrap: Callable[[nn.Module], nn.Module] = under_ddp,
 ) -> Trainer:
     plain = _first_values(task)
-    model = DistributedDataParallel(plain, **settings)
-    if hook is not None:
-        model.register_comm_hook(state, hook)
-    return _trainer(task, model, plain, num_steps)
+    return _trainer(task, wrap(plain), plain, num_steps)
 
 
 def _ddp(task: TrainingTask, num_steps: int, period: int) -> Trainer:
@@ -129,23 +122,14 @@ def _ddp(task: TrainingTask, num_steps: int, period: int) -> Trainer:
 
 
 def _ddp_fp16(task: TrainingTask, num_steps: int, period: int) -> Trainer:
-    return _hooked(task, num_steps, None, default_hooks.fp16_compress_hook)
+    wrap = partial(under_ddp, hook=default_hooks.fp16_compress_hook)
+    return _hooked(task, num_steps, wrap)
 
 
 def _ddp_powersgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
-    """Torch's PowerSGD, which begins with the full learning rate, in one bucket.
-
-    With more buckets it hangs on gloo: collectives of one bucket wait in callbacks for
-        another's.
-    """
-    state = powerSGD_hook.PowerSGDState(
-        process_group=None,
-        matrix_approximation_rank=RANK,
-        start_powerSGD_iter=num_steps // 10,
-    )
-    return _hooked(
-        task, num_steps, state, powerSGD_hook.powerSGD_hook, bucket_cap_mb=1e6
-    )
+    """Torch's PowerSGD, which begins with the full learning rate."""
+    wrap = partial(under_powersgd, first=num_steps // 10, rank=RANK)
+    return _hooked(task, num_steps, wrap)
 
 
 def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
@@ -159,26 +143,34 @@ def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
     state = PostLocalSGDState(  # type: ignore[no-untyped-call]
         None, alone, first, post_local_gradient_allreduce=False
     )
-    made = _hooked(task, num_steps, state, post_localSGD_hook)
+    wrap = partial(under_ddp, hook=post_localSGD_hook, state=state)
+    made = _hooked(task, num_steps, wrap)
     averager = PeriodicModelAverager(period=period, warmup_steps=first)
     made.after_step = lambda: averager.average_parameters(made.plain.parameters())
     return made
 
 
-def _by_muon(compressor: Compressor) -> Start:
-    """Trainers whose optimizer is Muon, behind an exchange of gradients."""
+def _attached(exchange: Any) -> Start:
+    """Trainers whose gradients go through an exchange, or by gradwire's own choice."""
 
     def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
         plain = _first_values(task)
-        attach(plain, compressor)
-        return _with_muon(_trainer(task, plain, plain, num_steps))
+        attach(plain, exchange)
+        return _trainer(task, plain, plain, num_steps)
 
     return begin
 
 
 def _with_muon(made: Trainer) -> Trainer:
-    optimizer = recipes.MuonWithAdamW(made.plain, rate_of_adamw(made.optimizer))
-    return replace(made, optimizer=optimizer)
+    return replace(made, optimizer=_muon(made))
+
+
+def _muon(made: Trainer) -> recipes.MuonWithAdamW:
+    """Muon for all matrices but embeddings: on small vocabularies it suits the output
+    layer too (docs/measured.md).
+    """
+    rate = rate_of_adamw(made.optimizer)
+    return recipes.MuonWithAdamW(made.plain, rate, head=nn.Identity())
 
 
 def _locally(
@@ -191,19 +183,12 @@ def _locally(
     def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
         plain = _first_values(task)
         made = _trainer(task, plain, plain, num_steps)
-        own = None if recipe is recipes.muloco else made.optimizer
+        own = _muon(made) if recipe is recipes.muloco else made.optimizer
         settings = {"lr": rate_of_adamw(made.optimizer), "every": period, **more}
         optimizer, _ = recipe(plain, own, exchange=compressor, **settings)
         return replace(made, optimizer=optimizer)
 
     return begin
-
-
-def _auto(task: TrainingTask, num_steps: int, period: int) -> Trainer:
-    """Gradwire's own choice, which begins with dense steps that measure."""
-    plain = _first_values(task)
-    attach(plain, "auto")
-    return _trainer(task, plain, plain, num_steps)
 
 
 DDP = "ddp"
@@ -214,13 +199,13 @@ OTHERS: dict[str, Start] = {
     "ddp-fp16": _ddp_fp16,
     "ddp-powersgd": _ddp_powersgd,
     "ddp-local_sgd": _ddp_local_sgd,
-    "auto": _auto,
+    "auto": _attached("auto"),
     "local_steps": _locally(recipes.diloco, none()),
     "local_steps-4bit": _locally(recipes.diloco, _FOUR_BITS),
     "local_steps-sparse": _locally(recipes.diloco, sparseloco()),
     "slowmo-4bit": _locally(recipes.diloco, _FOUR_BITS, outer=recipes.SLOWMO),
     "ddp-muon": lambda task, num_steps, period: _with_muon(_hooked(task, num_steps)),
-    "muon-4bit": _by_muon(_FOUR_BITS),
+    "muon-4bit": lambda *given: _with_muon(_attached(_FOUR_BITS)(*given)),
     "muloco-4bit": _locally(recipes.muloco, _FOUR_BITS),
 }
 """Trainers by name, beside the methods: torch's own, and what takes local steps. Those

@@ -14,10 +14,11 @@ from math import isnan
 from statistics import mean
 
 from gradwire.cli.report.table import Row
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
 from gradwire.errors import invalid
 
-from ..testbed.ranks import Report
+from ..testbed.ranks import Report, part_of
 from ..workloads.train import History, train
 from .methods import DENSE, method
 from .tasks import OPTIMIZERS, TASKS, make_task
@@ -48,10 +49,7 @@ class TrainBench:
             ("seeds", 1),
             ("learning_rates", 1),
         ):
-            if getattr(self, name) < least:
-                raise invalid(
-                    name, getattr(self, name), f"{least} or more", "leave it out"
-                )
+            check_whole(name, getattr(self, name), "leave it out", least=least)
         if not self.learning_rates % 2:
             raise invalid(
                 "learning_rates", self.learning_rates, "an odd number", "write 3"
@@ -138,11 +136,7 @@ def _shares(
 ) -> Iterator[Report]:
     """A report for each of the trainings that come next."""
     for number in done:
-
-        def announce(part: float, step: str, number: int = number) -> None:
-            report((number + part) / total, f"{what}: {step}")
-
-        yield announce
+        yield part_of(report, number, total, f"{what}: ")
 
 
 def _tuned(

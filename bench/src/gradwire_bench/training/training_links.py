@@ -16,6 +16,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from gradwire.cli.report.table import Row
+from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import format_rate
 from gradwire.errors import invalid
 
@@ -57,7 +58,6 @@ class TrainingOnLinks:
     bench: TrainBench
     rates_bytes_per_s: tuple[float | None, ...]
     goal_step: int
-    score_every: int = PERIOD
     peers: tuple[str, ...] = ()
     wide_area: WideArea = NEAR
 
@@ -67,11 +67,8 @@ class TrainingOnLinks:
             why = "one or more, as a goal and pictures are of links"
             raise invalid("rates of links", "none", why, "write --rate 100mbit")
         steps = self.bench.steps
-        every = self.score_every
-        if steps % every or steps // every < 2:
-            raise invalid(
-                "steps", steps, f"a multiple of {every}, {2 * every} at least", "400"
-            )
+        every = PERIOD
+        check_whole("steps", steps, "write 400", least=2 * every, multiple=every)
         if not 0 < self.goal_step <= steps or self.goal_step % every:
             accepted = f"a multiple of {every}, at most {steps}"
             raise invalid("goal step", self.goal_step, accepted, "leave it out")
@@ -105,9 +102,7 @@ Entrant = tuple[str, float]
 """A method, and the factor of the task's learning rate."""
 
 
-def run(
-    links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0
-) -> LinksResult:
+def run(links: TrainingOnLinks, report: Report) -> LinksResult:
     """Trains each task by each optimizer on each link; rows in the order of the
     settings.
     """
@@ -131,7 +126,7 @@ def run(
             found: list[list[list[Point]]] = []
             for seed in range(bench.seeds):
                 of_seed, link = _trained(
-                    links, task, optimizer, rate, seed, entrants, part, timeout_s
+                    links, task, optimizer, rate, seed, entrants, part
                 )
                 if len(entrants) > len(trained):
                     entrants, of_seed = _best(trained, entrants, of_seed)
@@ -155,7 +150,6 @@ def _trained(
     seed: int,
     entrants: Sequence[Entrant],
     report: Report,
-    timeout_s: float,
 ) -> tuple[list[list[Point]], str]:
     """The points of each entrant, and the link in words."""
     settings = {
@@ -163,7 +157,6 @@ def _trained(
         "optimizer": optimizer,
         "seed": seed,
         "steps": links.bench.steps,
-        "score_every": links.score_every,
         "entrants": entrants,
         "peers": links.peers,
     }
@@ -173,7 +166,6 @@ def _trained(
             f"{__package__}.training_links_rank",
             settings,
             report=report,
-            timeout_s=timeout_s,
         )
         shaped = hosts.shaped
     link = (
@@ -244,7 +236,7 @@ def _rows(
     """One row a method: means over seeds, each seed with the goal that its own DDP
     sets.
     """
-    goals = [trained[0][links.goal_step // links.score_every].loss for trained in found]
+    goals = [trained[0][links.goal_step // PERIOD].loss for trained in found]
     ddp_s: float | None = None
     rows: list[Row] = []
     for place, (name, factor) in enumerate(entrants):

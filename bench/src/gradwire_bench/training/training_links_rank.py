@@ -8,17 +8,16 @@ machine. The clock stands still, and no byte is counted, while models are scored
 from __future__ import annotations
 
 import sys
-import time
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..testbed.counters import own_counters
-from ..testbed.ranks import Report
+from ..testbed.ranks import Report, counted
 from .tasks import make_task
 from .trainer import Trainer
-from .trainers import start
+from .trainers import PERIOD, start
 
 
 def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, float]]]:
@@ -31,7 +30,7 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
     torch.set_num_threads(1)
     sys.path += settings["peers"]
     steps = settings["steps"]
-    every = settings["score_every"]
+    every = PERIOD
     entrants = settings["entrants"]
     trainers = [_started(settings, name, factor) for name, factor in entrants]
     points: list[list[dict[str, float]]] = [[_point(trainer)] for trainer in trainers]
@@ -39,13 +38,10 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
         for place, trainer in enumerate(trainers):
             done = (turn + place / len(trainers)) * every / steps
             report(done, f"{entrants[place][0]}, step {turn * every} of {steps}")
-            seconds, sent_bytes = _turn(trainer, every)
+            seconds, moved = counted(partial(_take_steps, trainer, every))
             last = points[place][-1]
-            points[place].append(
-                _point(
-                    trainer, last["seconds"] + seconds, last["sent_bytes"] + sent_bytes
-                )
-            )
+            sent_bytes = last["sent_bytes"] + moved.tx_bytes
+            points[place].append(_point(trainer, last["seconds"] + seconds, sent_bytes))
     return points
 
 
@@ -59,18 +55,11 @@ def _started(settings: dict[str, Any], name: str, factor: float) -> Trainer:
     return start(name, task, settings["steps"])
 
 
-def _turn(trainer: Trainer, num_steps: int) -> tuple[float, int]:
-    """Takes steps; returns the seconds and the bytes that this rank's interface sent in
-    them.
-    """
-    before = own_counters()  # before any rank sends
-    dist.barrier()
-    start_s = time.perf_counter()
+def _take_steps(trainer: Trainer, num_steps: int) -> None:
+    """Takes steps, up to the end of all ranks' last one."""
     for _ in range(num_steps):
         trainer.step()
     dist.barrier()
-    seconds = time.perf_counter() - start_s
-    return seconds, own_counters().since(before).tx_bytes
 
 
 def _point(

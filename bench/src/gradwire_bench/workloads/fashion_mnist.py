@@ -26,11 +26,6 @@ _FILES = tuple(
     for part in ("train", "t10k")
     for what in ("images-idx3", "labels-idx1")
 )
-MEAN = 0.2860
-DEVIATION = 0.3530
-"""The mean and the standard deviation of the training images' pixels, scaled to [0,
-1].
-"""
 
 
 class Images(NamedTuple):

@@ -1,8 +1,7 @@
 """LSTM language model: embedding, LSTM layers, a softmax over the vocabulary.
 
 Source: Hochreiter and Schmidhuber 1997; the usual word-level model of WikiText-2
-    (Merity et al. 2016), DEFT's and ZEN's language application; tied weights as Press
-    and Wolf, EACL 2017.
+    (Merity et al. 2016), DEFT's and ZEN's language application.
 Differences: no dropout, so that a step is a function of its batch; hidden states begin
     at zero in every window, so that replicas hold nothing but parameters.
 """
@@ -11,14 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gradwire.errors import invalid
-
 
 class LSTMLM(nn.Module):
     """Tokens (B, T) to scores (B, T, vocabulary) of each next token.
-
-    With ``tied`` the softmax has the embedding's weights, so ``embedding`` must be
-    ``hidden``.
 
     >>> import torch
     >>> model = LSTMLM(vocabulary=50, embedding=8, hidden=16)
@@ -32,23 +26,13 @@ class LSTMLM(nn.Module):
         embedding: int = 128,
         hidden: int = 256,
         num_layers: int = 1,
-        tied: bool = False,
     ) -> None:
         super().__init__()
-        if tied and embedding != hidden:
-            raise invalid(
-                "embedding",
-                embedding,
-                f"hidden, {hidden}, where tied",
-                "make them equal",
-            )
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.lstm = nn.LSTM(embedding, hidden, num_layers, batch_first=True)
         self.scores = nn.Linear(hidden, vocabulary)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.zeros_(self.scores.bias)
-        if tied:
-            self.scores.weight = self.embedding.weight
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         hidden_BTH, _ = self.lstm(self.embedding(tokens_BT))

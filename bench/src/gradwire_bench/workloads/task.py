@@ -71,11 +71,6 @@ def class_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
 
 
-def click_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy (nats) of one logit for each example."""
-    return functional.binary_cross_entropy_with_logits(model(inputs), targets)
-
-
 @torch.no_grad()
 def mean_over(model: nn.Module, measure: Loss, held_out: Batch, batch: int) -> float:
     """``measure`` in evaluation mode, averaged over all held-out examples, ``batch`` at

@@ -14,9 +14,8 @@ of all ranks one after another, where DistributedDataParallel spreads those of r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import cos, pi, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,14 +71,6 @@ class History:
     """The residual's norm, a mean over ranks: DEFT, equation 2."""
     scores: list[tuple[int, float]] = field(default_factory=list)
     """Pairs of steps taken and the task's score, where it was asked for."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, kept: dict[str, Any]) -> History:
-        scores = [(int(step), float(score)) for step, score in kept["scores"]]
-        return cls(**{**kept, "scores": scores})
 
 
 class Replicas:
@@ -256,15 +247,6 @@ def message_of(parameters: Sequence[Tensor]) -> TensorSpec:
     """The spec of all gradients of a model, one behind the other."""
     shapes = tuple(tuple(parameter.shape) for parameter in parameters)
     return TensorSpec("gradient", sum(p.numel() for p in parameters), shapes=shapes)
-
-
-def layer_sizes(task: TrainingTask) -> tuple[int, ...]:
-    """Elements of each tensor of the task's model, in the order in which they lie in a
-    message.
-    """
-    with torch.device("meta"):  # neither memory nor random numbers
-        model = task.make_model()
-    return tuple(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def without_momentum(task: TrainingTask) -> TrainingTask:

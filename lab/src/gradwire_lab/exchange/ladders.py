@@ -3,18 +3,28 @@ one.
 
 A pair sends every tensor through one collective, by a codec of its own; powersgd gives
 every matrix a rank of its own. Letters: T tensors of a message, L rungs.
+
+Rungs are an algorithm's settings, from the fewest bytes to the most. A ladder has:
+
+* ``settings``: the settings of each rung, in words;
+* ``given``: the rung of the algorithm's own settings;
+* ``bytes_TL``: bytes of each tensor at each rung, in proportion to what travels;
+* ``measure``: the squared norm of what each rung would lose of a gradient in the
+  working dtype, this rank's in float64. It changes no state;
+* ``synchronise``: the exchange with a number of a rung for each tensor.
+
+The state is of one form whatever the rungs are, so they may change from step to step.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import starmap
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,53 +50,6 @@ from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import Pair, PairState
 
 from .places import tensor_places
-
-
-class Ladder(ABC):
-    """The rungs of an algorithm: its settings, from the fewest bytes to the most.
-
-    Letters: T tensors of a message, L rungs. A message's rungs are a number for each
-    tensor. The state is of one form whatever the rungs are, so they may change from
-    step to step.
-    """
-
-    @property
-    @abstractmethod
-    def settings(self) -> tuple[str, ...]:
-        """The settings of each rung, in words."""
-
-    @property
-    @abstractmethod
-    def given(self) -> int:
-        """The rung of the algorithm's own settings."""
-
-    @abstractmethod
-    def bytes_TL(self, spec: TensorSpec) -> list[list[int]]:
-        """Bytes of each tensor at each rung, in proportion to what travels."""
-
-    @abstractmethod
-    def init(self, spec: TensorSpec, world: int) -> State:
-        """State before the first step."""
-
-    @abstractmethod
-    def measure(self, me: Member, state: State, whole_N: Tensor) -> Steps[Tensor]:
-        """The squared norm of what each rung would lose of ``whole_N`` (working dtype).
-
-        Returns this rank's, in float64: a row for each tensor, a column for each rung.
-        Changes no state.
-        """
-
-    @abstractmethod
-    def synchronise(
-        self,
-        me: Member,
-        state: State,
-        rungs: Sequence[int],
-        grad_N: Tensor,
-        out_N: Tensor,
-        residual_N: Residual,
-    ) -> Steps[State]:
-        """The exchange with these rungs; see ``Exchange.synchronise``."""
 
 
 def ladder_of(exchange: Exchange) -> Ladder | None:
@@ -173,7 +136,7 @@ def apiece(codecs: tuple[Compressor, ...], sizes: tuple[int, ...]) -> Compressor
 
 
 @dataclass(frozen=True)
-class PairLadder(Ladder):
+class PairLadder:
     """A pair whose codec has ``rungs``: see ``rungs_of``."""
 
     pair: Pair
@@ -277,7 +240,7 @@ class LadderState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MatrixLadder(Ladder):
+class MatrixLadder:
     """powersgd at ranks around its own.
 
     Every matrix keeps a start of as many columns as the largest rank has, and a step
@@ -378,3 +341,6 @@ class MatrixLadder(Ladder):
         start = MatrixState(layout, bases)
         yield from me.through(self.exchange, start, grad_N, out_N, residual_N)
         return state
+
+
+Ladder: TypeAlias = PairLadder | MatrixLadder

@@ -10,7 +10,6 @@ anybody's making.
 * ``growth``: an exchange; means do not grow over many ranks and steps
 * ``roundings``: an exchange of dense values; two roundings among any number of ranks
 * ``ahead``: an exchange that encodes tensors before their message is whole
-* ``momentum``: a momentum correction, which keeps its own account
 * ``planners``: a planner; its plans lose and double nothing
 * ``inputs``, ``cases``: the inputs of laws, drawn from seeds, the small ones first
 * ``subjects``: the laws of each kind, and how ``gradwire check`` tries one

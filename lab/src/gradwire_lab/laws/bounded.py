@@ -16,7 +16,7 @@ from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedba
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
-from .cases import Case, accuracy, kept_of, thinned
+from .cases import Case, accuracy, kept_of, thinned, total_of
 from .tolerance import assert_near, largest, must, same_bits
 
 NUM_STEPS = 400
@@ -123,8 +123,8 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
                 f"step {step}: rank {rank} has other bits than rank 0",
             )
         got_N = case.world * outs[0].double()
-        sum_N = _sum(grads)
-        new_N = _sum([kept_of(state, case.numel) for state in states])
+        sum_N = total_of(grads)
+        new_N = total_of([kept_of(state, case.numel) for state in states])
         size = max(size, case.world * largest(*grads, old_N, new_N))
         if exact:
             what = f"step {step}: W * mean against the sum"
@@ -155,10 +155,6 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
         what = f"after step {step} means lack {lack:.3g} in all, allowed {allowed:.3g}"
         must(case.numel < _LEAST or lack <= allowed, what)
         old_N = new_N
-
-
-def _sum(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.double() for tensor in tensors]).sum(0)
 
 
 def _hops(exchange: Exchange, world: int) -> int:

@@ -85,21 +85,6 @@ FEW = (
 """Each dtype and size class, small and large worlds."""
 
 
-LARGE = tuple(
-    Case(world=world, numel=numel, seed=world)
-    for world, numel in (
-        (3, 65_537),
-        (7, 16_385),
-        (5, 16_384),
-        (6, 16_385),
-        (4, 65_537),
-    )
-)
-"""Sizes at which code takes another way: 64 KiB of float32 and one element more, and a
-block of 65,536 elements and one; numbers of ranks that are a power of two and not.
-"""
-
-
 def thinned(grad_N: Tensor, every: int) -> Tensor:
     """The gradient in one of so many places, 0 in the others; with ``every`` = 0 in
     all.
@@ -114,6 +99,11 @@ def kept_of(state: State, numel: int) -> Tensor:
     """All that a rank keeps for later, as one float64 tensor."""
     kept = [t.double() for t in residuals(state).values()]
     return torch.stack(kept).sum(0) if kept else torch.zeros(numel, dtype=torch.float64)
+
+
+def total_of(tensors: list[Tensor]) -> Tensor:
+    """The sum of tensors, in float64."""
+    return torch.stack([tensor.double() for tensor in tensors]).sum(0)
 
 
 def accuracy(exchange: Exchange, case: Case) -> torch.dtype:

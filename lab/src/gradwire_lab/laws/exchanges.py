@@ -23,7 +23,7 @@ from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
 from . import ahead, many_steps, skipped
-from .cases import Case, accuracy, kept_of, states_of, tensors_of
+from .cases import Case, accuracy, kept_of, states_of, tensors_of, total_of
 from .collectives import Undefined
 from .tolerance import assert_near, largest, laws_in, must, same_bits
 
@@ -47,10 +47,6 @@ class RunOnly(Exchange):
 
     def run(self, rank: int, world: int, state: State, grad_N: Tensor) -> Steps[Result]:
         return definition(self.inner, rank, world, state, grad_N)
-
-
-def _total(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([t.double() for t in tensors]).sum(0)
 
 
 def _assert_same_results(got: list[Any], want: list[Any], what: str) -> None:
@@ -79,11 +75,11 @@ def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
         grads = case.grads(step)
         results = run_local(kept, grads, states, seed=case.seed + step)
         states = states_of(results)
-        new_N = _total([kept_of(state, case.numel) for state in states])
+        new_N = total_of([kept_of(state, case.numel) for state in states])
         size = largest(*grads, *(kept_of(state, case.numel) for state in states))
         assert_near(
             case.world * results[0][0].double() + new_N,
-            _total(grads) + old_N,
+            total_of(grads) + old_N,
             accuracy(exchange, case),
             magnitude=case.world * size,
             terms=case.world + 4,
@@ -111,7 +107,7 @@ def law_contributions_make_the_mean(exchange: Exchange, case: Case) -> None:
                 f"contributed in {parts[0].dtype}, and not in the working dtype",
             )
             assert_near(
-                _total(parts),
+                total_of(parts),
                 case.world * results[0][0].double(),
                 accuracy(exchange, case),
                 magnitude=case.world * max(2 * largest(*grads), largest(*parts)),
@@ -462,3 +458,11 @@ LAWS = (
     *many_steps.LAWS,
     *skipped.LAWS,
 )
+OF_ANY_ACCOUNT = (
+    law_kept_buffers_change_no_bit,
+    law_callers_tensors_untouched,
+    law_repeatable_under_any_interleaving,
+    law_non_finite_reaches_all_and_does_not_stay,
+    law_residual_finite_for_huge_gradients,
+)
+"""Laws that hold for exchanges with an account of their own too, as momentum is."""

@@ -27,12 +27,10 @@ from . import (
     bounded,
     collectives,
     compressors,
-    decoupled,
     densities,
     exchanges,
     growth,
     many_steps,
-    momentum,
     planners,
     programs,
     roundings,
@@ -234,12 +232,8 @@ def _of_exchange(exchange: Exchange) -> list[Subject]:
     if isinstance(exchange, ErrorFeedback):
         return _of_exchange(exchange.inner)
     laws: tuple[Law, ...]
-    if isinstance(exchange, MomentumCorrection):
-        laws = (*collectives.OF_ANY, *momentum.OWN, *momentum.SHARED)
-    elif isinstance(exchange, DecoupledMomentum):
-        laws = (*collectives.OF_ANY, *decoupled.OWN, *decoupled.SHARED)
-    elif isinstance(exchange, Clipping):
-        laws = (*collectives.OF_ANY, *momentum.SHARED)
+    if isinstance(exchange, (MomentumCorrection, DecoupledMomentum, Clipping)):
+        laws = (*collectives.OF_ANY, *exchanges.OF_ANY_ACCOUNT)
     else:
         general = collectives.LAWS if isinstance(exchange, Pair) else collectives.OF_ANY
         laws = (*general, *exchanges.LAWS, *bounded.LAWS, *growth.LAWS)

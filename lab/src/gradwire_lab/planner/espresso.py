@@ -55,12 +55,20 @@ from gradwire.planning.data.plan import (
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 from gradwire.planning.price import iteration_s
 
-from ..planning.lanes import TimedMessage, carry_parts, end_of, link_ends, ready_times
+from ..planning.lanes import (
+    BackwardOrder,
+    TimedMessage,
+    backward_order,
+    carry_parts,
+    end_of,
+    link_ends,
+    ready_times,
+)
 from ..planning.sparse_fusion import (
     NOTHING,
     Arrival,
     chunks_in,
-    sparsifier,
+    sparsified,
 )
 
 MOST_COMBINED = 500
@@ -116,17 +124,11 @@ def espresso(
 def _exchanges(
     compressor: str, density: float, divisible: bool
 ) -> dict[str, ExchangeSetting]:
-    codec = sparsifier(compressor, density)
     collectives = (
         ("allgather_sparse", "casync_ps") if divisible else ("allgather_sparse",)
     )
     return {
-        f"{compressor} by {collective}": ExchangeSetting(
-            compressor=compressor,
-            settings={"density": density},
-            collective=collective,
-            error_feedback=codec.traits.error_feedback,
-        )
+        f"{compressor} by {collective}": sparsified(compressor, density, collective)
         for collective in collectives
     }
 
@@ -155,18 +157,13 @@ class _Carry(NamedTuple):
 
 
 @dataclass
-class _Lanes:
+class _Lanes(BackwardOrder):
     """The tensors in backward order with the seconds of their options, and what is
     chosen so far.
 
     Letters: L tensors.
     """
 
-    tensors: list[ProfiledTensor]
-    layers: list[int]
-    """The layer of each tensor, counted in backward order."""
-    backward_s: list[float]
-    """Seconds of each layer, in backward order."""
     inline: LineFit
     carries: dict[str, list[_Carry]]
     """The seconds of each tensor by each option; ``DENSE`` is one of them."""
@@ -189,14 +186,8 @@ class _Lanes:
         compressor: str,
         exchanges: dict[str, ExchangeSetting],
     ) -> _Lanes:
-        backward = list(reversed(profile.layers))
-        placed = [
-            (tensor, place)
-            for place, layer in enumerate(backward)
-            for tensor in reversed(layer.tensors)
-            if tensor.numel
-        ]
-        tensors = [tensor for tensor, _ in placed]
+        order = backward_order(profile)
+        tensors = order.tensors
         carries = {
             DENSE: [
                 _Carry(cluster.all_reduce_s(tensor.size_bytes)) for tensor in tensors
@@ -211,8 +202,8 @@ class _Lanes:
             carries[name] = [alone[tensor.numel, tensor.dtype] for tensor in tensors]
         return cls(
             tensors=tensors,
-            layers=[place for _, place in placed],
-            backward_s=[layer.backward_s for layer in backward],
+            layers=order.layers,
+            backward_s=order.backward_s,
             inline=cluster.inline_line(compressor) or NOTHING,
             carries=carries,
             has_inline=cluster.ranks_per_host == 1,

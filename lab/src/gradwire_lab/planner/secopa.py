@@ -39,7 +39,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -65,6 +64,7 @@ from gradwire.planning.data.profile import Profile, ProfiledTensor
 
 from ..planning.casync_cost import CaSyncCost, LeastCost
 from ..planning.curves import check_credit
+from ..planning.lanes import backward_order
 
 COLLECTIVES = ("casync_ps", "casync_ring", "allreduce")
 
@@ -185,10 +185,7 @@ class _Maker:
         most_shared = num_ranks if may_share else 0
         waiting: dict[tuple[str, bool], list[ProfiledTensor]] = {}
         """Gradients that wait for others of their dtype; all or none are compressed."""
-        every = (
-            t for layer in reversed(profile.layers) for t in reversed(layer.tensors)
-        )
-        for tensor in filter(attrgetter("numel"), every):
+        for tensor in backward_order(profile).tensors:
             choice = self._choose([tensor]) if num_ranks > 1 else None
             num_partitions = (
                 choice.num_partitions if choice and choice.is_compressed else 0

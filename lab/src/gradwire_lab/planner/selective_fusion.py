@@ -11,10 +11,7 @@ Differences from the paper: it is of no paper. From SSFusion it differs in these
     - So it sends whole tensors dense, large ones too, while the link has nothing else
       to do.
     - The density of what is sparsified is not lowered to make up for that.
-    - Neighbours may be sparsified as one vector too, as Cupcake does. With
-      ``divisible`` they may also be pushed to the ranks that sum them up, and pulled
-      (``casync_ps``), one of Espresso's schemes. It takes fewer bytes on slow links,
-      and sparsifies the mean once more.
+    - Neighbours may be sparsified as one vector too, as Cupcake does.
     - Hosts of several ranks encode their sums, between two transfers. So an encode is a
       part of its message there, wherever it is.
     - Plans of other planners, dense ones and sparsified ones, are compared with its own
@@ -22,8 +19,7 @@ Differences from the paper: it is of no paper. From SSFusion it differs in these
       slower than they.
 Settings: sparsifier by name, and its density; every_tensor, whether something of every
     tensor is sent in each step. Then no neighbours are sparsified as one vector, of
-    which a tensor of small gradients may send nothing for many steps. divisible,
-    whether push and pull are tried, which among many ranks takes long to price.
+    which a tensor of small gradients may send nothing for many steps.
 Order: backward, a group's all-reduce before its all-gather; one message at a time, or
     several where that is faster; the next forward starts when all communication has
     ended.
@@ -32,7 +28,6 @@ Order: backward, a group's all-reduce before its all-gather; one message at a ti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,7 +46,7 @@ from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import TIE, iteration_s
 
-from ..planning.mixing import PUSHED, WHOLE, MixedCost, MixedGroup, Way, improved
+from ..planning.mixing import WHOLE, MixedCost, MixedGroup, Way, improved
 from ..planning.mixing_search import first_groups
 from ..planning.sparse_fusion import (
     NOTHING,
@@ -60,8 +55,8 @@ from ..planning.sparse_fusion import (
     arrivals,
     best_fusion,
     chunks_in,
+    sparsified,
 )
-from ..planning.sparse_fusion import sparsifier as sparsifier_of
 from .cupcake import cupcake
 from .espresso import espresso
 from .omgs import omgs
@@ -69,7 +64,6 @@ from .ssfusion import VARIANTS, ssfusion
 
 APART = "each by itself"
 AS_ONE = "as one"
-PUSHED_PULLED = "as one, pushed and pulled"
 CREDITS = (2, 4)
 """Numbers of messages at once that are tried for the fastest plan; 1 unless another
 gains.
@@ -83,7 +77,6 @@ def selective_fusion(
     sparsifier: str = "dgc",
     density: float = 0.01,
     every_tensor: bool = False,
-    divisible: bool = False,
 ) -> Plan:
     """The fastest plan found that fuses dense and sparsified gradients.
 
@@ -95,8 +88,6 @@ def selective_fusion(
         every_tensor: True: every tensor sends something in each step, so no neighbours
             are sparsified as one vector. False (the default): they may be, and a tensor
             of small gradients may wait for many steps.
-        divisible: True: push and pull by ``casync_ps`` is tried too, which takes long
-            to price among many ranks. False (the default): it is not.
 
     Returns:
         The plan.
@@ -105,18 +96,16 @@ def selective_fusion(
         InvalidSetting: The cluster has not measured the sparsifier, or a value is out
             of range.
     """
-    for what, given in (("every_tensor", every_tensor), ("divisible", divisible)):
-        if not isinstance(given, bool):
-            raise invalid(what, given, "True or False", "leave it out")
+    if not isinstance(every_tensor, bool):
+        raise invalid("every_tensor", every_tensor, "True or False", "leave it out")
     exchanges = _exchanges(sparsifier, density)
     offloaded = espresso(
-        profile, cluster, compressor=sparsifier, density=density, divisible=divisible
+        profile, cluster, compressor=sparsifier, density=density, divisible=False
     )
     plans = [offloaded, *_others(profile, cluster, sparsifier, density, every_tensor)]
     if cluster.num_ranks > 1 and arrivals(profile):
-        three = exchanges[APART], exchanges[AS_ONE], density
-        pushed = exchanges[PUSHED_PULLED] if divisible else None
-        cost = MixedCost.of(profile, cluster, *three, pushed)
+        both = exchanges[APART], exchanges[AS_ONE]
+        cost = MixedCost.of(profile, cluster, *both, density)
         own_plan = _own(cost, every_tensor, _groups_of(offloaded, cost))
         plans += [_planned(profile, cost, groups, exchanges) for groups in own_plan]
     best_s, _, best = min(
@@ -132,26 +121,21 @@ def selective_fusion(
         if several_s < best_s * (1 - TIE):
             best_s = several_s
             best = several
-    settings: dict[str, Setting] = {"sparsifier": sparsifier, "density": density}
-    settings |= {"every_tensor": every_tensor, "divisible": divisible}
+    settings: dict[str, Setting] = {
+        "sparsifier": sparsifier,
+        "density": density,
+        "every_tensor": every_tensor,
+    }
     return best.model_copy(update={"planner": "selective_fusion", "settings": settings})
 
 
 def _exchanges(sparsifier: str, density: float) -> dict[str, ExchangeSetting]:
-    codec = sparsifier_of(sparsifier, density)
     apart = ExchangeSetting(
         compressor="selective",
         settings={"sparsifier": sparsifier, "density": density, "num_dense": 0},
         error_feedback=True,
     )
-    as_one = ExchangeSetting(
-        compressor=sparsifier,
-        settings={"density": density},
-        collective="allgather_sparse",
-        error_feedback=codec.traits.error_feedback,
-    )
-    pushed = as_one.model_copy(update={"collective": "casync_ps"})
-    return {APART: apart, AS_ONE: as_one, PUSHED_PULLED: pushed}
+    return {APART: apart, AS_ONE: sparsified(sparsifier, density)}
 
 
 def _others(
@@ -199,8 +183,6 @@ def _groups_of(plan: Plan, cost: MixedCost) -> list[MixedGroup]:
         way = Way.INLINE if message.inline else Way.EARLY
         if message.exchange == DENSE:
             way = Way.DENSE
-        elif plan.exchanges[message.exchange].collective == "casync_ps":
-            way = Way.PUSHED_INLINE if message.inline else Way.PUSHED_AT_LAUNCH
         groups.append(MixedGroup(place, place + 1, (way,)))
     return groups
 
@@ -208,21 +190,12 @@ def _groups_of(plan: Plan, cost: MixedCost) -> list[MixedGroup]:
 def _own(
     cost: MixedCost, every_tensor: bool, seed: list[MixedGroup]
 ) -> Iterator[list[MixedGroup]]:
-    """The best groups of each search, every change that gains made.
-
-    Push and pull compute on the lane between their transfers, which the clock of the
-    search does not see. So searches with and without them are both judged by the
-    simulator.
-    """
-    gathering = replace(cost, pushed=None)
-    searches = [(gathering, False)] + [(gathering, True)] * (not every_tensor)
-    if cost.pushed is not None:
-        searches.append((cost, not every_tensor))
-    for cost_of, as_one in searches:
-        every = list(first_groups(cost_of, as_one=as_one))
-        if cost_of is cost or (cost.pushed is None and not as_one):
+    """The best groups of each search, every change that gains made."""
+    for as_one in (False,) if every_tensor else (False, True):
+        every = list(first_groups(cost, as_one=as_one))
+        if not as_one:
             every.append(seed)
-        improvements = (improved(groups, cost_of, as_one=as_one) for groups in every)
+        improvements = (improved(groups, cost, as_one=as_one) for groups in every)
         yield min(improvements, key=lambda pair: pair[1])[0]
 
 
@@ -261,9 +234,8 @@ def _messages(group: MixedGroup, cost: MixedCost) -> Iterator[PlannedMessage]:
             early=names(Way.EARLY),
         )
     if whole := those(*WHOLE):
-        exchange = PUSHED_PULLED if group.ways[0] in PUSHED else AS_ONE
-        inline = names(Way.ONE_INLINE, Way.PUSHED_INLINE)
-        yield PlannedMessage(chunks=chunks_in(whole), exchange=exchange, inline=inline)
+        inline = names(Way.ONE_INLINE)
+        yield PlannedMessage(chunks=chunks_in(whole), exchange=AS_ONE, inline=inline)
 
 
 EXAMPLES = (

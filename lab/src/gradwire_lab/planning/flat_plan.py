@@ -4,17 +4,16 @@ cupcake's.
 
 from __future__ import annotations
 
-from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.errors import invalid
-from gradwire.exchange.pair import pair
-from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
+from gradwire.exchange.planned import exchange_of_setting
+from gradwire.planning.data.plan import Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 
 from .sparse_fusion import (
     Arrival,
     chunks_in,
     is_too_long,
-    sparsifier,
+    sparsified,
 )
 
 
@@ -36,14 +35,8 @@ def flat_plan(
     """
     if not isinstance(inline, bool):
         raise invalid("inline", inline, "True or False", "leave it out")
-    codec = sparsifier(compressor, density)
-    pair(codec, allgather_sparse())  # refuses what cannot be paired
-    exchange = ExchangeSetting(
-        compressor=compressor,
-        settings={"density": density},
-        collective="allgather_sparse",
-        error_feedback=codec.traits.error_feedback,
-    )
+    exchange = sparsified(compressor, density)
+    exchange_of_setting(exchange)  # refuses what cannot be paired
     return Plan(
         planner=planner,
         model=profile.model,

@@ -15,7 +15,6 @@ from math import comb, log2
 
 import numpy as np
 
-from gradwire.errors import invalid
 from gradwire.planning.data.sparsity import (
     DOUBLINGS,
     HEATMAP_PARTS,
@@ -47,19 +46,6 @@ def overlap_ratio(one: Indices, other: Indices) -> float:
     return len(np.intersect1d(one, other, assume_unique=True)) / fewer if fewer else 0.0
 
 
-def densification_ratio(sets: Sequence[Indices], num_ranks: int | None = None) -> float:
-    """Definition 4: the density of the sum of ``num_ranks`` gradients over their mean
-    own density.
-
-    Of all ``sets`` by default; of fewer, the mean over all subsets of so many. 1 where
-    all are empty. Raises ``InvalidSetting`` for more ranks than there are sets.
-
-    >>> densification_ratio([np.array([0, 1]), np.array([1, 2])])
-    1.5
-    """
-    return _densification(_appearances(sets), len(sets), num_ranks or len(sets))
-
-
 def _appearances(sets: Sequence[Indices]) -> list[int]:
     """How many units are in exactly c of the sets, for c from 0 (which stays 0) to all
     of them.
@@ -70,10 +56,10 @@ def _appearances(sets: Sequence[Indices]) -> list[int]:
 
 
 def _densification(appearances: Sequence[int], num_sets: int, num_ranks: int) -> float:
-    if not 1 <= num_ranks <= num_sets:
-        raise invalid(
-            "num_ranks", num_ranks, f"1 to {num_sets}, the sets given", "give more sets"
-        )
+    """Definition 4: the density of the sum of some gradients over their own mean.
+
+    It is the mean over all subsets of so many of the sets; 1 where all are empty.
+    """
     subsets = comb(num_sets, num_ranks)
     # A unit in c of m sets is in none of n chosen ones with probability C(m - c, n) /
     # C(m, n).

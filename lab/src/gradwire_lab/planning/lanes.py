@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
@@ -41,6 +42,34 @@ class TimedMessage(NamedTuple):
     them; () where nothing is computed, or where such computations are taken to wait for
     none.
     """
+
+
+@dataclass
+class BackwardOrder:
+    """A model's tensors and its layers' seconds, in backward order."""
+
+    tensors: list[ProfiledTensor]
+    """All that hold elements."""
+    layers: list[int]
+    """The layer of each tensor, counted in backward order."""
+    backward_s: list[float]
+    """Seconds of each layer."""
+
+
+def backward_order(profile: Profile) -> BackwardOrder:
+    """The backward order of a model."""
+    backward = list(reversed(profile.layers))
+    placed = [
+        (tensor, place)
+        for place, layer in enumerate(backward)
+        for tensor in reversed(layer.tensors)
+        if tensor.numel
+    ]
+    return BackwardOrder(
+        tensors=[tensor for tensor, _ in placed],
+        layers=[place for _, place in placed],
+        backward_s=[layer.backward_s for layer in backward],
+    )
 
 
 def ready_times(backward_s: Iterable[float], inline_s: Iterable[float]) -> list[float]:

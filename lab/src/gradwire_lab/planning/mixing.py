@@ -18,11 +18,18 @@ from math import inf
 from typing import NamedTuple
 
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.fit import LineFit, fit_line
+from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 
-from .lanes import TimedMessage, carry_s, end_of, ready_times
+from .lanes import (
+    BackwardOrder,
+    TimedMessage,
+    backward_order,
+    carry_s,
+    end_of,
+    ready_times,
+)
 from .sparse_fusion import MOST_ELEMENTS, NOTHING, SparseCost
 
 
@@ -42,16 +49,14 @@ class Way(IntEnum):
     """Sparsified with its whole group, on the compute lane when the last of it is
     there.
     """
-    PUSHED_INLINE = 5
-    """Sparsified like ``ONE_INLINE``, pushed to the ranks that sum it up, and
-    pulled.
-    """
-    PUSHED_AT_LAUNCH = 6
-    """Sparsified like ``ONE_AT_LAUNCH``, pushed and pulled."""
 
 
-PUSHED = (Way.PUSHED_INLINE, Way.PUSHED_AT_LAUNCH)
-WHOLE = (Way.ONE_INLINE, Way.ONE_AT_LAUNCH, *PUSHED)
+WHOLE = (Way.ONE_INLINE, Way.ONE_AT_LAUNCH)
+
+
+def whole_ways(num_tensors: int, as_one: bool) -> tuple[Way, ...]:
+    """The ways of a group as one vector; of several tensors only if ``as_one``."""
+    return WHOLE if as_one or num_tensors == 1 else ()
 
 
 class MixedGroup(NamedTuple):
@@ -89,17 +94,11 @@ class TensorCost(NamedTuple):
 
 
 @dataclass
-class MixedCost:
+class MixedCost(BackwardOrder):
     """The seconds that groups of one model take on one cluster. Letters: L tensors, K
     layers.
     """
 
-    tensors: list[ProfiledTensor]
-    """In backward order."""
-    layers: list[int]
-    """The layer of each tensor, counted in backward order."""
-    backward_s: list[float]
-    """Seconds of each layer, in backward order."""
     cluster: Cluster
     sparse: SparseCost
     beside: LineFit
@@ -110,10 +109,6 @@ class MixedCost:
     """
     one_behind: LineFit
     """Computations behind the all-gather of a group that was sparsified as one."""
-    pushed: LineFit | None
-    """Push and pull of a group, with all that is computed on the way; None where it is
-    no way.
-    """
     costs: list[TensorCost] = field(init=False)
     """The cost of each tensor."""
     _known: dict[MixedGroup, TimedGroup] = field(default_factory=dict, init=False)
@@ -145,24 +140,17 @@ class MixedCost:
         apart: ExchangeSetting,
         setting: ExchangeSetting,
         density: float,
-        pushed: ExchangeSetting | None = None,
     ) -> MixedCost:
         """The cost for exchanges of sparsified tensors: each by itself, and all as
         one.
         """
-        backward = list(reversed(profile.layers))
-        placed = [
-            (tensor, place)
-            for place, layer in enumerate(backward)
-            for tensor in reversed(layer.tensors)
-            if tensor.numel
-        ]
+        order = backward_order(profile)
         sparse = SparseCost.of(cluster, setting.compressor, density)
         codec = cluster.codecs.get(setting.compressor)
         return cls(
-            tensors=[tensor for tensor, _ in placed],
-            layers=[place for _, place in placed],
-            backward_s=[layer.backward_s for layer in backward],
+            tensors=order.tensors,
+            layers=order.layers,
+            backward_s=order.backward_s,
             cluster=cluster,
             sparse=sparse,
             beside=NOTHING if codec is None else codec.encode,
@@ -170,14 +158,7 @@ class MixedCost:
                 apart, cluster, lambda n: sparse.apart_s([n], sparse.sent_bytes(n))
             ),
             one_behind=_behind(setting, cluster, sparse.gather_s),
-            pushed=None if pushed is None else _pushed(pushed, cluster),
         )
-
-    def whole_ways(self, num_tensors: int, as_one: bool) -> tuple[Way, ...]:
-        """The ways of a group as one vector; of several tensors only if ``as_one``."""
-        if not as_one and num_tensors > 1:
-            return ()
-        return WHOLE if self.pushed is not None else WHOLE[:2]
 
     def seconds(self, groups: Iterable[MixedGroup]) -> float:
         """When the backward pass and all messages of these groups have ended."""
@@ -203,17 +184,11 @@ class MixedCost:
     def _as_one(self, group: MixedGroup) -> TimedGroup:
         numel = sum(cost.numel for cost in self.costs[group.start : group.stop])
         last = self.layers[group.stop - 1]
-        way = group.ways[0]
-        if numel > MOST_ELEMENTS:
-            carry = inf
-        elif way in PUSHED:
-            assert self.pushed is not None
-            carry = self.pushed.measured_s(numel)
-        else:
-            carry = self.sparse.gather_s(numel) + self.one_behind.seconds(numel)
+        carry = self.sparse.gather_s(numel) + self.one_behind.seconds(numel)
+        carry = carry if numel <= MOST_ELEMENTS else inf
         if not self.is_flat:
             return TimedGroup((), (TimedMessage(last, (), carry),))
-        if way in (Way.ONE_INLINE, Way.PUSHED_INLINE):
+        if group.ways[0] == Way.ONE_INLINE:
             inline = ((last, self.sparse.encode_s(numel)),)
             return TimedGroup(inline, (TimedMessage(last, (), carry),))
         works = ((last, self.beside.seconds(numel)),)
@@ -274,24 +249,6 @@ def _behind(
     return LineFit(alpha_s=max(0.0, low_s - slope * few), per_unit_s=slope)
 
 
-_PRICED = (1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
-"""Numbers of elements at which push and pull are priced."""
-_LEAST_S = 1e-12
-"""Added to the seconds that a line is fitted to, which may not be 0."""
-
-
-def _pushed(exchange: ExchangeSetting, cluster: Cluster) -> LineFit:
-    """Seconds over elements, by simulation; in proportion between two sizes."""
-    return fit_line(
-        (
-            numel,
-            carry_s([ProfiledTensor(name="t", shape=(numel,))], exchange, cluster)
-            + _LEAST_S,
-        )
-        for numel in _PRICED
-    )
-
-
 MOST_TRIED = 2500
 """The most changes of groups that are tried; each takes about a tenth of a
 millisecond.
@@ -347,7 +304,7 @@ def _changes(
     group = groups[place]
     start, stop, ways = group
     numels = [cost.numel for cost in cost.costs[start:stop]]
-    for way in cost.whole_ways(stop - start, as_one):
+    for way in whole_ways(stop - start, as_one):
         if way != ways[0]:
             yield place, place + 1, (MixedGroup(start, stop, (way,) * len(ways)),)
     if ways[0] not in WHOLE:

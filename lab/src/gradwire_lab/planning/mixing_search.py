@@ -18,7 +18,7 @@ import numpy as np
 
 from gradwire.planning.data.fit import Floats
 
-from .mixing import MixedCost, MixedGroup, Way, borders_of_dtypes
+from .mixing import MixedCost, MixedGroup, Way, borders_of_dtypes, whole_ways
 
 MOST_CELLS = 32
 """About how many stretches the model is cut into, at whose borders groups may begin and
@@ -179,7 +179,7 @@ class _Forms:
 
     def _groups(self, begin: int, end: int, num_cells: int) -> Iterator[MixedGroup]:
         numels = [cost.numel for cost in self.cost.costs[begin:end]]
-        for way in self.cost.whole_ways(len(numels), self.as_one):
+        for way in whole_ways(len(numels), self.as_one):
             yield MixedGroup(begin, end, (way,) * len(numels))
         if num_cells > LONGEST:
             return

@@ -37,7 +37,7 @@ from gradwire.errors import UnknownName, invalid
 from gradwire.exchange.by_name import algorithm_by_name
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import Floats, LineFit
-from gradwire.planning.data.plan import Chunk
+from gradwire.planning.data.plan import Chunk, ExchangeSetting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 from gradwire.planning.price import TIE
 
@@ -207,6 +207,19 @@ def sparsifier(compressor: str, density: float) -> Compressor:
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
         raise refusal
     return made
+
+
+def sparsified(
+    compressor: str, density: float, collective: str = "allgather_sparse"
+) -> ExchangeSetting:
+    """The exchange of a sparsifier of a name at a density."""
+    codec = sparsifier(compressor, density)
+    return ExchangeSetting(
+        compressor=compressor,
+        settings={"density": density},
+        collective=collective,
+        error_feedback=codec.traits.error_feedback,
+    )
 
 
 def is_too_long(group: Iterable[Arrival]) -> bool:

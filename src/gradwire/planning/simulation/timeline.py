@@ -53,7 +53,7 @@ def simulate(
             "plan.bulk",
             plan.bulk,
             "None, as no coordinator is simulated here",
-            "gradwire_lab.planning.slots simulates it",
+            "papers/hipress/slots.py in the sources simulates it",
         )
     demand = Demand.of(plan, profile, cluster)
     is_one = ranks == "one" or cluster.num_ranks == 1

@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from torch import Tensor
 from ...collective.steps.travel import members
 from ...contract.trace.span import Span
 from ...contract.verbs import (
+    AllGather,
     AllToAll,
     Among,
     Communication,
@@ -43,7 +44,6 @@ from ...contract.verbs import (
 )
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ...exchange.bulk import MOST_MESSAGES, LinkTransfer, as_sends
-from ...planning.data.plan import Bulk
 from ..device.streams import SideStream
 from ..liveness.alarm import Alarm, said
 from ..liveness.blame import (
@@ -84,6 +84,9 @@ from ..transport.wire import (
     open_channels,
 )
 from .slots import THREADS, Slots
+
+if TYPE_CHECKING:
+    from ...planning.data.plan import Bulk
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -286,6 +289,16 @@ class Engine:
             broadcast_all(tensors, self.routes.first_channel, src=source)
         except RuntimeError as error:
             raise self.unreachable("broadcast", error) from error
+
+    def rows(self, own_N: Tensor) -> Tensor:
+        """All ranks' tensors of one length, in rank order; between two steps."""
+        rows_WN = own_N.new_empty(self.world, own_N.numel())
+        gather = AllGather(rows_WN.view(-1), own_N)
+        try:
+            carry_out([gather], [self.routes.first_channel])
+        except RuntimeError as error:
+            raise self.unreachable("all_gather", error) from error
+        return rows_WN
 
     def use(self, credit: int) -> None:
         """Has messages take the first ``credit`` channels from now on, as in a plan.

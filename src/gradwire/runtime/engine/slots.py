@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,8 +30,10 @@ from ...exchange.bulk import (
     packed_rows,
     unpacked_rows,
 )
-from ...planning.data.plan import Bulk
 from ..transport.task_graph import Over
+
+if TYPE_CHECKING:
+    from ...planning.data.plan import Bulk
 
 THREADS = "gradwire slots"
 """The name of the threads that wait for other ranks."""

@@ -35,7 +35,11 @@ from .messages import Message
 _log = logging.getLogger("gradwire")
 _PREFIX = "gradwire/"
 _TIMED = ("wire_bytes", "compute_s", "communication_s", "wait_s")
-_SELECTED = ("asked", "local", "actual")
+_SELECTED = {
+    "asked": "density_asked",
+    "local": "density_local",
+    "actual": "density_actual",
+}
 
 Totals = Mapping[str, float]
 """Sums over one step, or over all so far, by name."""
@@ -129,10 +133,10 @@ class Recorder:
             "communication_s_per_step": done["communication_s"] / steps,
             "wait_s_per_step": done["wait_s"] / steps,
             **{
-                f"density_{name}": done[name] / numel
+                key: done[name] / numel
                 if numel and not math.isnan(done[name])
                 else None
-                for name in _SELECTED
+                for name, key in _SELECTED.items()
             },
         }
 

@@ -1,8 +1,8 @@
 """The laws of decoupled momentum: each takes a wrapped exchange, which keeps its own
 account.
 
-What of ``laws.momentum`` and ``laws.exchanges`` is about any account holds here as it
-stands (``SHARED``).
+Laws of exchanges about any account hold here as they stand
+(``exchanges.OF_ANY_ACCOUNT``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import torch
 from gradwire.contract import State
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.momentum import DecoupledMomentum
-
-from . import momentum
-from .cases import Case, kept_of, states_of
-from .tolerance import assert_near, coarser, largest, laws_in, must, same_bits
+from gradwire_lab.laws.cases import Case, kept_of, states_of
+from gradwire_lab.laws.tolerance import (
+    assert_near,
+    coarser,
+    largest,
+    laws_in,
+    must,
+    same_bits,
+)
 
 NUM_STEPS = 4
 
@@ -70,5 +75,4 @@ def law_without_decay_it_is_error_feedback(
             )
 
 
-OWN = laws_in(globals())
-SHARED = momentum.SHARED
+LAWS = laws_in(globals())

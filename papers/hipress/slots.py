@@ -1,8 +1,8 @@
 """Slots on a virtual clock: transfers of all ranks as a coordinator lets them go.
 
-``Slots`` is for any virtual clock. ``timings`` simulates a plan with ``bulk``, by the
-library's events. What ranks tell takes the seconds of a send, and nothing of the link's
-rate, as it is small.
+``Slots`` is for any virtual clock. ``simulate_slots`` simulates a plan with ``bulk``,
+by the library's events. What ranks tell takes the seconds of a send, and nothing of the
+link's rate, as it is small.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradwire.errors import InvalidSetting
-
-from .figure import INK, label, new_figure, save
+from gradwire_bench.report.figure import INK, label, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,9 +1,9 @@
 """The laws of momentum correction: each takes a wrapped exchange, which keeps its own
 account.
 
-What of ``laws.exchanges`` is about any account holds here as it stands (``SHARED``);
-what momentum changes has a form of its own. u is velocity, v what is pending, m the
-momentum.
+Laws of exchanges about any account hold here as they stand
+(``exchanges.OF_ANY_ACCOUNT``). What momentum changes has a form of its own. u is
+velocity, v what is pending, m the momentum.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ from gradwire.contract.spec import working_dtype
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.momentum import MomentumCorrection
-
-from . import exchanges
-from .cases import Case
-from .tolerance import assert_near, coarser, largest, laws_in, must, same_bits
+from gradwire_lab.laws.cases import Case, total_of
+from gradwire_lab.laws.tolerance import (
+    assert_near,
+    coarser,
+    largest,
+    laws_in,
+    must,
+    same_bits,
+)
 
 NUM_STEPS = 4
 
@@ -64,10 +69,6 @@ def _steps(
     return found
 
 
-def _total(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([t.double() for t in tensors]).sum(0)
-
-
 def law_what_momentum_adds_arrives_or_waits(
     exchange: MomentumCorrection, case: Case
 ) -> None:
@@ -87,8 +88,8 @@ def law_what_momentum_adds_arrives_or_waits(
         old = [step.before.residual_N for step in ranks]
         new = [step.after.residual_N for step in ranks]
         assert_near(
-            case.world * mean_N.double() + _total(new),
-            _total(old) + _total(moved),
+            case.world * mean_N.double() + total_of(new),
+            total_of(old) + total_of(moved),
             coarser(case.dtype, torch.float32),
             magnitude=case.world * largest(mean_N, *moved, *old, *new),
             terms=case.world + 8,
@@ -109,7 +110,7 @@ def law_contributions_make_the_mean(exchange: MomentumCorrection, case: Case) ->
             f"contributed in {given[0].dtype}, and not in the working dtype",
         )
         assert_near(
-            _total(given),
+            total_of(given),
             case.world * mean_N.double(),
             coarser(case.dtype, torch.float32),
             magnitude=case.world
@@ -222,11 +223,4 @@ def law_without_momentum_it_is_error_feedback(
             )
 
 
-OWN = laws_in(globals())
-SHARED = (
-    exchanges.law_kept_buffers_change_no_bit,
-    exchanges.law_callers_tensors_untouched,
-    exchanges.law_repeatable_under_any_interleaving,
-    exchanges.law_non_finite_reaches_all_and_does_not_stay,
-    exchanges.law_residual_finite_for_huge_gradients,
-)
+LAWS = laws_in(globals())

@@ -15,7 +15,7 @@ from gradwire.planning.data.plan import (
 )
 from gradwire.planning.simulation.clock import Demand
 from gradwire.planning.simulation.timeline import simulate
-from gradwire_lab.planning.slots import Simulated, simulate_slots
+from papers.hipress.slots import Simulated, simulate_slots
 from tests.each import each
 from tests.planning.profiles import CODECS
 from tests.runtime.plans import profile_of_model
