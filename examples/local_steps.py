@@ -16,7 +16,7 @@ def main() -> None:
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1))
     optimizer, handle = gw.recipes.muloco(
-        model, lr=4e-3
+        model, lr=1e-2
     )  # also diloco, streaming_diloco, localsgd
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=200)
     weights = torch.linspace(-1, 1, 64).unsqueeze(1)

@@ -81,5 +81,5 @@ def test_a_coordinator_on_another_rank_hears_of_a_slow_one() -> None:
 
 
 def test_the_librarys_simulator_names_what_simulates_a_coordinator() -> None:
-    with pytest.raises(InvalidSetting, match=r"gradwire_lab\.planning\.slots"):
+    with pytest.raises(InvalidSetting, match=r"papers/hipress/slots\.py"):
         simulate(plan_of("casync_ps", Bulk()), PROFILE, CLUSTER)
