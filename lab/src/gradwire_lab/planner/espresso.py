@@ -127,10 +127,8 @@ def _exchanges(
     collectives = (
         ("allgather_sparse", "casync_ps") if divisible else ("allgather_sparse",)
     )
-    return {
-        f"{compressor} by {collective}": sparsified(compressor, density, collective)
-        for collective in collectives
-    }
+    settings = [sparsified(compressor, density, name) for name in collectives]
+    return {f"{compressor} by {one.collective}": one for one in settings}
 
 
 class _Carry(NamedTuple):

@@ -130,12 +130,13 @@ def selective_fusion(
 
 
 def _exchanges(sparsifier: str, density: float) -> dict[str, ExchangeSetting]:
+    as_one = sparsified(sparsifier, density)
     apart = ExchangeSetting(
         compressor="selective",
         settings={"sparsifier": sparsifier, "density": density, "num_dense": 0},
         error_feedback=True,
     )
-    return {APART: apart, AS_ONE: sparsified(sparsifier, density)}
+    return {APART: apart, AS_ONE: as_one}
 
 
 def _others(
