@@ -10,6 +10,7 @@ import pytest
 from gradwire.cli.report.table import Row
 from gradwire.errors import InvalidSetting
 from gradwire_bench.runs import connections, far
+from gradwire_bench.testbed import netns
 from tests.runtime.ranks import Ranks
 
 
@@ -71,4 +72,4 @@ def test_the_machine_s_own_settings_are_never_changed(
         else:
             monkeypatch.setenv("MASTER_ADDR", address)
         with pytest.raises(InvalidSetting, match="hosts of the testbed only"):
-            connections.set_own("tcp_congestion_control", "reno")
+            netns.set_own("tcp_congestion_control", "reno")

@@ -14,6 +14,7 @@ import pytest
 
 from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.schedule.sharing import keep_queues_short
+from gradwire_bench.testbed import netns
 
 CODE = """
 import json, os, sys, threading, time
@@ -51,11 +52,27 @@ def test_all_threads_of_a_rank_are_kept_on_its_core() -> None:
     assert settled(0, len(cores)) == [(cores, before)] * 2
 
 
-def test_queues_that_cannot_be_kept_short_end_the_measurement(tmp_path: Path) -> None:
-    setting = tmp_path / "tcp_rmem"
-    keep_queues_short(1e8, setting)
-    assert setting.read_text(encoding="ascii") == "4096 250000 500000"
+def test_queues_that_cannot_be_kept_short_end_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", netns.host_address(0))
+    monkeypatch.setattr(netns, "TCP_SETTINGS", tmp_path)
+    keep_queues_short(1e8)
+    assert (tmp_path / "tcp_rmem").read_text("ascii") == "4096 250000 500000"
+    monkeypatch.setattr(netns, "TCP_SETTINGS", tmp_path / "absent")
     with pytest.raises(
         TestbedUnavailable, match="No such file or directory; in a container"
     ):
-        keep_queues_short(1e8, tmp_path / "absent" / "tcp_rmem")
+        keep_queues_short(1e8)
+
+
+def test_the_machines_own_queues_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(netns, "TCP_SETTINGS", tmp_path)
+    for address in ("127.0.0.1", "10.0.0.5"):
+        monkeypatch.setenv("MASTER_ADDR", address)
+        keep_queues_short(1e8)
+    monkeypatch.delenv("MASTER_ADDR")
+    keep_queues_short(1e8)
+    assert not list(tmp_path.iterdir())

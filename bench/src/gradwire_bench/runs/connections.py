@@ -13,11 +13,9 @@ the network namespaces of the testbed's hosts only.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,9 +23,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.cli.report.table import Row, plain
-from gradwire.errors import InvalidSetting
 
-from ..testbed.netns import host_address
+from ..testbed.netns import set_own
 
 CONNECTIONS = (1, 4, 16)
 SIZES_BYTES = (500_000, 2_000_000, 8_000_000)
@@ -37,21 +34,6 @@ WARM_S = 0.15
 """Seconds between warm payloads: longer than a latency, shorter than a time-out."""
 PAUSE_S = 1.0
 """Seconds after which TCP takes a connection for idle."""
-_SETTINGS = Path("/proc/sys/net/ipv4")
-
-
-def set_own(name: str, value: str) -> None:
-    """Writes a TCP setting of this host's own network namespace.
-
-    Raises:
-        InvalidSetting: this process is on no host of the testbed.
-    """
-    if os.environ.get("MASTER_ADDR") != host_address(0):
-        raise InvalidSetting(
-            "TCP's settings are changed on hosts of the testbed only, and this process "
-            "has the machine's network; start it by gradwire testbed run, as root"
-        )
-    (_SETTINGS / name).write_text(value, encoding="ascii")
 
 
 def seconds(

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from gradwire.errors import invalid
+from gradwire.errors import InvalidSetting, invalid
 
 from ..errors import TestbedUnavailable
 from ._orphans import end_orphans, open_helper
@@ -116,6 +116,8 @@ def choose_shaper(rate_bytes_per_s: float, mtu: int, burst_s: float) -> Shaper:
 
 INTERFACE = "eth0"
 MAX_HOSTS = 254
+TCP_SETTINGS = Path("/proc/sys/net/ipv4")
+"""TCP's settings, of the network namespace of the process that reads them."""
 # often not in a user's PATH
 _SYSTEM_FOLDERS = (
     "/usr/sbin",
@@ -172,6 +174,26 @@ def find_tool(name: str) -> str:
 def host_address(host: int) -> str:
     """IPv4 address of a host; only other hosts of the same testbed can see it."""
     return f"10.77.0.{host + 1}"
+
+
+def has_own_network() -> bool:
+    """Whether this process is a rank on a host whose network is not the machine's."""
+    return os.environ.get("MASTER_ADDR") == host_address(0)
+
+
+def set_own(name: str, value: str) -> None:
+    """Writes a TCP setting of this host's own network namespace.
+
+    Raises:
+        InvalidSetting: This process is on no host of a testbed.
+        OSError: The kernel does not take it.
+    """
+    if not has_own_network():
+        raise InvalidSetting(
+            "TCP's settings are changed on hosts of the testbed only, and this process "
+            "has the machine's network; start it by gradwire testbed run, as root"
+        )
+    (TCP_SETTINGS / name).write_text(value, encoding="ascii")
 
 
 def _hardware_address(host: int) -> str:
