@@ -34,7 +34,7 @@ help:
 	@echo 'make demo      train one model seven ways on four shaped hosts and write a report'
 	@echo 'make test      run the tests, but for the slow ones'
 	@echo 'make test-slow run the tests that make test leaves out'
-	@echo 'make test-nightly compile every GPU kernel for seven targets'
+	@echo 'make test-nightly run the tests that take minutes each'
 	@echo 'make test-all  run all tests'
 	@echo 'make fuzz      ten minutes of damaged payloads, exchanges and programs under AddressSanitizer'
 	@echo 'make check     lint, formatting, types'
