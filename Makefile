@@ -46,8 +46,8 @@ help:
 demo: system $(REPORT_STAMP)
 	@$(BIN)/gradwire demo $(ARGS)
 
-PYTEST = $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --max-worker-restart=0 \
-  --dist=loadgroup
+# Three workers for two cores: tests wait for ranks, and for faults to be noticed.
+PYTEST = $(BIN)/python -m pytest --numprocesses=3 --max-worker-restart=0 --dist=loadgroup
 
 test: system $(DEV_STAMP)
 	@$(PYTEST) -m 'not slow' $(ARGS)
