@@ -73,13 +73,12 @@ def outcome(**to_goal_s: float | None) -> LinksResult:
 
 @pytest.mark.smoke
 def test_the_answer_names_the_first_method_also_where_it_is_ddp() -> None:
-    said = try_module.answer(outcome(ddp=30.0, muloco=3.0), "4 ranks")
+    said = try_module.answer(outcome(ddp=30.0, muloco=3.0))
     assert said == (
-        "gradwire local steps, Muon is first at DDP's loss: after 3.0 s, where DDP "
-        "takes 30.0 s. 4 ranks."
+        "gradwire local steps, Muon: 3.0 s to DDP's loss. DDP itself takes 30.0 s."
     )
-    said = try_module.answer(outcome(ddp=2.0, muloco=None), "4 ranks")
-    assert said == "DDP, AdamW is first at DDP's loss: after 2.0 s. 4 ranks."
+    said = try_module.answer(outcome(ddp=2.0, muloco=None))
+    assert said.startswith("DDP, AdamW: 2.0 s to DDP's loss.")
 
 
 @pytest.mark.smoke
@@ -111,7 +110,7 @@ def test_try_trains_behind_a_relay_and_fills_its_page(tmp_path: Path) -> None:
     object.__setattr__(page, "folder", tmp_path)
     lines = data_of(page)["points"]
     assert [[point["step"] for point in line] for line in lines] == [[0, 5, 10]] * 4
-    assert "is first at DDP's loss" in data_of(page)["answer"]
+    assert "to DDP's loss" in data_of(page)["answer"]
 
 
 @pytest.mark.slow
@@ -134,5 +133,5 @@ def test_two_machines_join_by_one_line(tmp_path: Path) -> None:
     except TestbedUnavailable as problem:
         pytest.skip(str(problem))
     text = (tmp_path / "index.html").read_text("utf-8")
-    assert "is first at DDP's loss" in text
+    assert "to DDP's loss" in text
     assert "2 machines" in text

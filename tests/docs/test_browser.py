@@ -213,7 +213,7 @@ def test_a_live_page_fits_its_window_before_and_after(tmp_path: Path) -> None:
     ]
     page.begin()
     page.path.rename(tmp_path / "before.html")
-    page.end(lines, 2.6, "gradwire local steps, Muon is first at DDP's loss.")
+    page.end(lines, 2.6, "gradwire local steps, Muon: 3.0 s to DDP's loss.")
     paths = ["before.html", "index.html"]
     pages, errors = looked_at(paths, tmp_path, tmp_path / "profile")
     assert unfit(pages) == []

@@ -56,7 +56,7 @@ def try_here(
     rate: Annotated[
         str | None, typer.Option(help="Rate of each rank's link [100mbit].")
     ] = None,
-    steps: NumSteps = 80,
+    steps: NumSteps = 60,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path(
         "gradwire-try"
     ),
@@ -123,29 +123,21 @@ def _open(page: LivePage, *, browser: bool) -> None:
 def _close(outcome: LinksResult, page: LivePage, place: str) -> None:
     (lines,) = outcome.points.values()
     points = [[point._asdict() for point in line] for line in lines.values()]
-    text = answer(outcome, place)
+    text = answer(outcome)
     page.end(points, float(str(outcome.rows[0]["goal_loss"])), text)
     hidden = frozenset({"task", "optimizer", "link", "times_rate"})
     emit("try", outcome.rows, as_json=False, title=place, hidden=hidden)
     typer.echo(text)
 
 
-def answer(outcome: LinksResult, place: str) -> str:
-    """A sentence that says which method is first at DDP's loss.
-
-    Args:
-        outcome: What the methods reached.
-        place: Where they trained, in words.
-    """
+def answer(outcome: LinksResult) -> str:
+    """Sentences that say which method is first at DDP's loss."""
     rows = [row for row in outcome.rows if row["to_goal_s"] is not None]
     first = min(rows, key=lambda row: float(str(row["to_goal_s"])))
     name = METHODS[str(first["name"])]
     first_s = float(str(first["to_goal_s"]))
     ddp_s = float(str(outcome.rows[0]["to_goal_s"]))
-    text = f"{name} is first at DDP's loss: after {first_s:.1f} s"
-    if first is not outcome.rows[0]:
-        text += f", where DDP takes {ddp_s:.1f} s"
-    return f"{text}. {place}."
+    return f"{name}: {first_s:.1f} s to DDP's loss. DDP itself takes {ddp_s:.1f} s."
 
 
 def _train_with(
@@ -176,7 +168,7 @@ def _train_with(
         if is_first:
             _close(outcome, page, place)
         else:
-            typer.echo(answer(outcome, place))
+            typer.echo(answer(outcome))
 
 
 def _own_address(first: str) -> str:
