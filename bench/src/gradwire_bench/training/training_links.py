@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from gradwire.cli.report.table import Row
@@ -209,10 +210,17 @@ def run_here(links: TrainingOnLinks, report: Report) -> LinksResult:
     entrants = [(name, 1.0) for name in links.methods]
     task = bench.tasks[0]
     optimizer = bench.optimizers[0]
-    mine = measure(_settings(links, task, optimizer, 0, entrants), report)
-    results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(results, mine)
-    trained = [_merged(of_ranks, 1) for of_ranks in zip(*results, strict=True)]
+    lines = measure(_settings(links, task, optimizer, 0, entrants), report)
+    mine = torch.tensor(
+        [[list(point.values()) for point in line] for line in lines],
+        dtype=torch.float64,
+    )
+    of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, mine)
+    means = torch.stack(of_ranks).mean(0)
+    # rank 0 alone has losses
+    means[..., -1] = of_ranks[0][..., -1]
+    trained = [[Point(*point) for point in line] for line in means.tolist()]
     points = dict(zip(links.methods, trained, strict=True))
     return LinksResult(_rows(links, entrants, [trained]), {"this link": points})
 
