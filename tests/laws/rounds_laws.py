@@ -7,12 +7,12 @@ from a seed. Each law takes a run, so that it can be shown a wrong one.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from math import prod
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from gradwire.exchange.rounds import (
     FragmentLearner,
     FragmentOwner,
     Merge,
+    Opening,
     PartialRounds,
     Push,
     RoundCodec,
@@ -59,6 +60,8 @@ class Conditions:
     rules: Rules | None = None
     outer: Any = PLAIN
     until_s: float = 9.0
+    pauses: bool = False
+    """Whether all ranks but the last pause after two periods."""
     learner: type[FragmentLearner] = FragmentLearner
     owner: type[FragmentOwner] = FragmentOwner
     rounds: type[PartialRounds] = PartialRounds
@@ -108,7 +111,9 @@ class Run:
         delays = [[draw.uniform(0.0, 0.7) for _ in range(world)] for _ in range(world)]
         clock = VirtualClock(
             self.ranks,
-            step_s=lambda rank: speeds[rank] * draw.uniform(0.5, 1.5),
+            step_s=lambda rank: (
+                math.inf if self.pauses(rank) else speeds[rank] * draw.uniform(0.5, 1.5)
+            ),
             delay_s=lambda source, target, size: (
                 0.0 if source == target else delays[source][target] + 1e-5 * size
             ),
@@ -128,6 +133,12 @@ class Run:
                     merge, own.params[merge.fragment]
                 )
         return self
+
+    def pauses(self, rank: int) -> bool:
+        """Whether a rank makes no further step."""
+        is_last = rank == self.conditions.world - 1
+        is_early = self.ranks[rank].rounds.step < 2 * self.rules.every
+        return self.conditions.pauses and not is_last and not is_early
 
     def _go_on_from_a_state(self, own: VirtualRank) -> None:
         """Replaces a rank's rounds by new ones, which load the old ones' state."""
@@ -201,7 +212,7 @@ class Run:
         return 1 + (rank + step) % 3
 
 
-NUMELS = tuple(sum(map(prod, shapes)) for shapes in SHAPES)
+NUMELS = tuple(sum(map(math.prod, shapes)) for shapes in SHAPES)
 
 
 @lru_cache(maxsize=2)
@@ -323,7 +334,14 @@ def law_a_round_takes_its_steps(conditions: Conditions) -> None:
     run = played(conditions)
     later = (merge for merge in run.merges() if merge.version > 1)
     for merge in later:
-        most = max((c.steps for c in merge.contributions if not c.age), default=0)
+        steps = [c.steps for c in merge.contributions if not c.age]
+        before = (merge.fragment, merge.version - 1)
+        steps += [
+            message.steps
+            for message in run.messages
+            if isinstance(message, Opening) and message[:2] == before
+        ]
+        most = max(steps, default=0)
         where = f"round {merge.version} of fragment {merge.fragment}"
         must(most >= run.rules.every, f"{where} came after {most} steps")
 
@@ -332,6 +350,8 @@ def law_every_rank_is_in(conditions: Conditions) -> None:
     """A slow or far rank is in later rounds too, with all its steps."""
     run = played(conditions)
     for own in run.ranks:
+        if run.pauses(own.rounds.rank):
+            continue
         for fragment in range(len(NUMELS)):
             entries = [
                 entry

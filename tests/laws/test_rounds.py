@@ -20,7 +20,7 @@ from gradwire.exchange.rounds import Rules
 from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.inputs import WIDE_KINDS
 from tests.each import each
-from tests.laws.broken_rounds import BITES
+from tests.laws.broken_rounds import BITES, QUICK
 from tests.laws.cases import compressors, draw_of
 from tests.laws.rounds_laws import (
     DILOCO,
@@ -68,6 +68,13 @@ def test_laws_hold_for_every_number_of_ranks(
     law: Callable[[Conditions], None], world: int
 ) -> None:
     law(Conditions(world=world, codec=topk(density=0.1), seed=1))
+
+
+@each("law", LAWS, ids=lambda law: law.__name__)
+def test_laws_hold_while_all_ranks_but_one_make_no_step(
+    law: Callable[[Conditions], None],
+) -> None:
+    law(Conditions(codec=topk(density=0.1), rules=QUICK, pauses=True, seed=2))
 
 
 CODECS = (none(), topk(density=0.1), onebit(block=64))

@@ -8,7 +8,8 @@ All ranks step their anchors by the same payload, so anchors have the same bits.
 
 The parameters of a learner are its anchor minus all that it has learnt and that is in
 no merge yet. So a merge overwrites nothing. A push that comes too late for its round
-waits at the owner for the next one.
+waits at the owner for the next one. If nobody opens that, the push's rank does, after
+``every`` further steps.
 
 Nothing here sends or waits. A driver carries messages, which arrive in order from one
 rank to another, and may arrive twice. ``gradwire_lab.exchange.virtual_rounds`` has a
@@ -241,6 +242,15 @@ class Pull(NamedTuple):
     version: int
 
 
+class Opening(NamedTuple):
+    """Asks a fragment's owner to open the round after ``version``."""
+
+    fragment: int
+    version: int
+    steps: int
+    """Local steps of the rank since it pushed, or took the last round in."""
+
+
 class Contribution(NamedTuple):
     """An entry of a merge's list: one push, and what became of it."""
 
@@ -270,6 +280,8 @@ class Merge(NamedTuple):
 
 Answer = Pull | Merge
 """A message of an owner, which all ranks get."""
+Request = Push | Opening
+"""A message to an owner."""
 
 # ---- one rank -----------------------------------------------------------------------
 
@@ -358,11 +370,15 @@ class FragmentOwner:
         self._numbers[push.rank] = push.number
         self._measure(push, now_s)
         self.pushes[push.rank] = push
+        return self.open(push.version, now_s) if push.opens else self._closing(now_s)
+
+    def open(self, version: int, now_s: float) -> list[Answer]:
+        """Opens the round after ``version``, unless it is open or closed."""
         answers: list[Answer] = []
-        if not self._is_open and push.opens and push.version == self.version:
+        if not self._is_open and version == self.version:
             self._is_open = True
             self._opened_s = now_s
-            answers.append(Pull(self.fragment, self.version))
+            answers.append(Pull(self.fragment, version))
         return answers + self._closing(now_s)
 
     def go_without(self, rank: int, now_s: float) -> list[Answer]:
@@ -562,6 +578,17 @@ class FragmentLearner:
         may_push = self.pushed is None and self._steps > 0
         return may_push and (self.is_asked or self._since >= self.rules.every)
 
+    @property
+    def may_open(self) -> bool:
+        """Whether the next round is to be opened for a push that came late."""
+        return self.pushed is not None and self._since >= self.rules.every
+
+    def opening(self) -> Opening:
+        """Asks for the next round, once in ``every`` steps."""
+        steps = self._since
+        self._since = 0
+        return Opening(self.fragment, self.version, steps)
+
     def learnt(self, param_N: Tensor) -> Tensor:
         """The way from the parameters back to the anchor, which no merge has yet."""
         anchor_N = self.anchor_N.to(param_N.dtype).to(self.anchor_N.dtype)
@@ -711,10 +738,12 @@ class PartialRounds:
         self.step = 0
         self._tape = tape
 
-    def receive(self, message: Push | Answer, now_s: float) -> list[Answer]:
+    def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         """Takes a message; merges wait for the next ``border``."""
         if isinstance(message, Push):
             return self.owners[message.fragment].take(message, now_s)
+        if isinstance(message, Opening):
+            return self.owners[message.fragment].open(message.version, now_s)
         self.inbox.append(message)
         return []
 
@@ -729,7 +758,7 @@ class PartialRounds:
         """The merges of own rounds that close now."""
         return [answer for owner in self.owners.values() for answer in owner.due(now_s)]
 
-    def border(self, params: Sequence[Tensor], tokens: int = 0) -> list[Push]:
+    def border(self, params: Sequence[Tensor], tokens: int = 0) -> list[Request]:
         """Ends a local step of so many tokens: takes merges in, then pushes.
 
         ``params`` are the flat parameters of each fragment, which merges change.
@@ -738,11 +767,13 @@ class PartialRounds:
         for learner in self.learners:
             learner.count(tokens)
         self.settle(params)
-        return [
-            learner.push(params[fragment], self.step)
-            for fragment, learner in enumerate(self.learners)
-            if learner.is_due
-        ]
+        requests: list[Request] = []
+        for fragment, learner in enumerate(self.learners):
+            if learner.is_due:
+                requests.append(learner.push(params[fragment], self.step))
+            elif learner.may_open:
+                requests.append(learner.opening())
+        return requests
 
     def settle(self, params: Sequence[Tensor]) -> None:
         """Takes in what has come, between two local steps."""
