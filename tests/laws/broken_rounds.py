@@ -143,6 +143,14 @@ class OpensForAnyone(FragmentOwner):
         return super().take(push._replace(opens=True, version=self.version), now_s)
 
 
+class NoticesNoSilence(FragmentOwner):
+    """Rounds close however long a rank makes no step."""
+
+    @property
+    def is_held(self) -> bool:
+        return self.is_sending
+
+
 class OpensAtOnce(FragmentLearner):
     """A rank whose push came late opens the next round with its next step."""
 
@@ -225,6 +233,7 @@ class SavesNoPushes(FragmentOwner):
 
 QUICK = Rules(quorum=1, every=4)
 LATE = Rules(quorum=1, every=4, most_age=0)
+NEAR = Rules(quorum=1, every=4, most_waiting=1)
 PATIENT = Rules(quorum=2, every=4, grace_s=0.3)
 
 LOSSY = topk(density=0.3)
@@ -261,6 +270,10 @@ BITES: tuple[Bite, ...] = (
     (
         laws.law_every_rank_is_in,
         Conditions(learner=OpensNothing, rules=QUICK, pauses=True, seed=2),
+    ),
+    (
+        laws.law_few_merges_wait_for_a_rank,
+        Conditions(owner=NoticesNoSilence, rules=NEAR, pauses=True),
     ),
     (laws.law_every_rank_is_in, Conditions(owner=AsksNobody, rules=QUICK)),
     (

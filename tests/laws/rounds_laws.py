@@ -149,9 +149,11 @@ class Run:
         own.rounds.inbox = old.inbox
         for new, before in zip(own.rounds.learners, old.learners, strict=True):
             new.anchor_N.copy_(before.anchor_N)
-        # A state is for ranks between messages: it leaves the end of a grace out.
+        # A state is for ranks between messages: it leaves the end of a grace out, and
+        # who has taken which round in.
         for owner in own.rounds.owners.values():
             owner.closes_at_s = old.owners[owner.fragment].closes_at_s
+            owner._taken = old.owners[owner.fragment]._taken
 
     def merges(self) -> list[Merge]:
         """All merges, each once, in the order in which they were sent."""
@@ -365,6 +367,17 @@ def law_every_rank_is_in(conditions: Conditions) -> None:
                 f"rank {own.rounds.rank} is in no round of fragment {fragment} after "
                 f"step {last} of {own.rounds.step}",
             )
+
+
+def law_few_merges_wait_for_a_rank(conditions: Conditions) -> None:
+    """A rank that makes no step holds a bounded number of merges."""
+    run = played(conditions)
+    for own in run.ranks:
+        waiting = {m[:2] for m in own.rounds.inbox if isinstance(m, Merge)}
+        counts = Counter(fragment for fragment, _ in waiting)
+        most = max(counts.values(), default=0)
+        where = f"{most} merges of a fragment wait for rank {own.rounds.rank}"
+        must(most <= run.rules.most_waiting + 1, where)
 
 
 def law_a_tape_gives_the_same_bits(conditions: Conditions) -> None:

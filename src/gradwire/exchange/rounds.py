@@ -65,6 +65,9 @@ class Rules:
         merge: "mean" (the default), or "rda": ``merged``.
         most_age: A push that is more rounds old goes back to its rank. None (the
             default): all are merged.
+        most_waiting: Rounds that an owner closes without a further push of a rank. So a
+            rank that makes no step holds that many merges of a fragment at most, and
+            one more. Default: 8.
         is_measured: Whether lists hold norms and cosines, as a tape shows them.
             Default: False.
     """
@@ -76,12 +79,14 @@ class Rules:
     weights: str = "equal"
     merge: str = "mean"
     most_age: int | None = None
+    most_waiting: int = 8
     is_measured: bool = False
 
     def __post_init__(self) -> None:
         check_whole("quorum", self.quorum, "count ranks")
         check_whole("every", self.every, "count local steps")
         check_whole("fragments", self.fragments, "write 1 for the whole model")
+        check_whole("most_waiting", self.most_waiting, "count rounds")
         if self.most_age is not None:
             check_whole("most_age", self.most_age, "leave it out", least=0)
         accepted = "seconds, from 0"
@@ -359,6 +364,8 @@ class FragmentOwner:
         self._opened_s = 0.0
         self._numbers = [0] * world
         """The number of each rank's last push."""
+        self._taken = [0] * world
+        """The last round that each rank has taken in, as far as its pushes say."""
         self._pushed_s: dict[int, float] = {}
         self._paces_s: dict[int, float] = {}
         """Seconds of a local step, by rank."""
@@ -368,6 +375,7 @@ class FragmentOwner:
         if push.number <= self._numbers[push.rank]:
             return []
         self._numbers[push.rank] = push.number
+        self._taken[push.rank] = push.version
         self._measure(push, now_s)
         self.pushes[push.rank] = push
         return self.open(push.version, now_s) if push.opens else self._closing(now_s)
@@ -387,8 +395,9 @@ class FragmentOwner:
         return self._closing(now_s)
 
     def come_back(self) -> None:
-        """Expects pushes of all ranks again."""
+        """Expects pushes of all ranks again, which have taken all rounds in."""
         self._away.clear()
+        self._taken = [self.version] * len(self._taken)
 
     def begin_last(self) -> None:
         """Opens a round that takes all ranks in, and drops the pushes that are there.
@@ -399,9 +408,16 @@ class FragmentOwner:
         self._is_open = True
         self.closes_at_s = inf
 
+    @property
+    def is_held(self) -> bool:
+        """Whether no round closes now, as too many merges wait for a rank."""
+        silent = set(range(len(self._taken))) - self.pushes.keys() - self._away
+        oldest = min((self._taken[rank] for rank in silent), default=self.version)
+        return self.is_sending or self.version - oldest >= self.rules.most_waiting
+
     def due(self, now_s: float) -> list[Answer]:
         """The merge of the open round, if it is time to close it."""
-        if self.closes_at_s is None or self.is_sending:
+        if self.closes_at_s is None or self.is_held:
             return []
         if now_s < self.closes_at_s and self._num_present < len(self._numbers):
             return []
@@ -409,10 +425,13 @@ class FragmentOwner:
 
     def _closing(self, now_s: float) -> list[Answer]:
         """Sets the end of the round if the quorum is there; the merge if it is due."""
-        is_quorum = self._is_open and self._num_present >= self.rules.quorum
-        if is_quorum and self.closes_at_s is None:
+        if self._has_quorum and self.closes_at_s is None:
             self.closes_at_s = now_s + self._grace_s(now_s)
         return self.due(now_s)
+
+    @property
+    def _has_quorum(self) -> bool:
+        return self._is_open and self._num_present >= self.rules.quorum
 
     @property
     def _num_present(self) -> int:
@@ -494,10 +513,12 @@ class FragmentOwner:
     def load(self, saved: dict[str, Any]) -> None:
         """Goes on from a ``state``. An open round closes at the next occasion."""
         self.version = saved["version"]
+        self.come_back()
         self._numbers = [*saved["numbers"]]
         self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
         self._is_open = saved["is_open"]
-        self._closing(0.0)
+        if self._has_quorum:
+            self.closes_at_s = 0.0
         self.codec.load(saved["codec"])
 
 
@@ -751,7 +772,7 @@ class PartialRounds:
     def closes_at_s(self) -> float | None:
         """When the first of the own rounds closes; None if none waits for its grace."""
         owners = self.owners.values()
-        times = [owner.closes_at_s for owner in owners if not owner.is_sending]
+        times = [owner.closes_at_s for owner in owners if not owner.is_held]
         return min((time for time in times if time is not None), default=None)
 
     def due(self, now_s: float) -> list[Answer]:
