@@ -89,8 +89,12 @@ class demo(Compressor):
         check_whole("demo side", self.side, "write 64", least=4, most=cosines.MOST_SIDE)
         check_whole("demo keep", self.keep, "write 32", most=self.side**2)
         if self.values not in _VALUE_DTYPES:
-            accepted = "torch.bfloat16 or torch.float32"
-            raise invalid("demo values", self.values, accepted, "choose one of them")
+            raise invalid(
+                "demo values",
+                self.values,
+                "torch.bfloat16 or torch.float32",
+                "choose one of them",
+            )
 
     def format(self, spec: TensorSpec) -> Format:
         cutting = self._cutting(spec)
@@ -175,8 +179,12 @@ class demo(Compressor):
         check_addressable("demo", spec)
         cutting = cosines.Cutting(spec.numel, self.side, self.keep)
         if cutting.num_places > 2**31:  # the last chunk is filled up
-            given = f"{spec.numel} elements, {cutting.num_places} when filled up"
-            raise invalid("demo gradient", given, "at most 2**31", "cut it into chunks")
+            raise invalid(
+                "demo gradient",
+                f"{spec.numel} elements, {cutting.num_places} when filled up",
+                "at most 2**31",
+                "cut it into chunks",
+            )
         return cutting
 
 

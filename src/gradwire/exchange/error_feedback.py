@@ -33,10 +33,16 @@ from .pair import Pair
 def check_exchange(value: Any) -> None:
     """Raises ``InvalidSetting`` for a value or class that is not an exchange."""
     if not isinstance(value, Exchange):
-        remedy = (
-            "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
+        raise invalid(
+            "exchange",
+            value,
+            "an exchange",
+            with_brackets(
+                value,
+                "make one by gw.exchange_for(compressor) or gw.pair(compressor, "
+                "collective)",
+            ),
         )
-        raise invalid("exchange", value, "an exchange", with_brackets(value, remedy))
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,11 @@ def check_hosts(ranks_per_host: int, world: int) -> None:
     One rank is always alone.
     """
     if world > 1 and world % ranks_per_host:
-        accepted = f"a multiple of ranks_per_host, {ranks_per_host}"
         raise invalid(
-            "the number of ranks", world, accepted, "give every host as many ranks"
+            "the number of ranks",
+            world,
+            f"a multiple of ranks_per_host, {ranks_per_host}",
+            "give every host as many ranks",
         )
 
 

@@ -138,9 +138,11 @@ def decode(
         bad = library.gw_cosines_decode(task, num_lists, count, out_N, scale, int(add))
     if bad >= 0:
         given = places_LK[:, bad].tolist()
-        accepted = f"{cutting.keep} places in each chunk"
         raise invalid(
-            f"entry {bad} of {count}", given, accepted, "give every rank one setting"
+            f"entry {bad} of {count}",
+            given,
+            f"{cutting.keep} places in each chunk",
+            "give every rank one setting",
         )
 
 

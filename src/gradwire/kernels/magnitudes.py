@@ -39,9 +39,11 @@ def range_norms(
         ((starts_L >= 0) & (starts_L <= stops_L) & (stops_L <= grad_N.numel())).all()
     ):
         ranges = list(zip(starts_L.tolist(), stops_L.tolist(), strict=True))
-        accepted = f"within [0, {grad_N.numel()}]"
         raise invalid(
-            "ranges (start, stop)", ranges, accepted, "take the layers' own bounds"
+            "ranges (start, stop)",
+            ranges,
+            f"within [0, {grad_N.numel()}]",
+            "take the layers' own bounds",
         )
     library = _load_magnitudes() if serves_cpp(grad_N, residual_N) else None
     if library is None:

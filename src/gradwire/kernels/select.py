@@ -58,8 +58,12 @@ def topk_many(
         check_vector("values_K", values_K, num_selected, grad_N.dtype)
         check_vector("residual_N", residual_N, num_elements, grad_N.dtype)
         if num_selected > num_elements:
-            accepted = f"at most grad_N's length {num_elements}"
-            raise invalid("indices_K", num_selected, accepted, "shorten it")
+            raise invalid(
+                "indices_K",
+                num_selected,
+                f"at most grad_N's length {num_elements}",
+                "shorten it",
+            )
         check_addressable("grad_N", num_elements)
     on_host = all(
         serves_cpp(grad_N, residual_N) for grad_N, residual_N, _, _ in operands

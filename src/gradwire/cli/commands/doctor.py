@@ -338,8 +338,12 @@ def far_link(
         check_number("rtt", rtt_ms, accepted, "ping tells it", 0, 1e4)
         return FarLink(rate_bytes_per_s=parse_rate(rate), round_trip_s=rtt_ms / 1e3)
     if rate is not None or rtt_ms is not None:
-        accepted = "--rate and --rtt together"
-        raise invalid("a link", rate or rtt_ms, accepted, "ping tells the second")
+        raise invalid(
+            "a link",
+            rate or rtt_ms,
+            "--rate and --rtt together",
+            "ping tells the second",
+        )
     if report is None or report.round_trip_s is None:
         return None
     measured = report.rate_bytes_per_s

@@ -118,8 +118,9 @@ def _cluster(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         for name, given in (("--hosts", hosts), ("options of links", links)):
             if given is not None:
-                accepted = "left out under torchrun"
-                raise invalid(name, given, accepted, "it measures its own ranks")
+                raise invalid(
+                    name, given, "left out under torchrun", "it measures its own ranks"
+                )
         from ...measure.group import launched_group
         from ...measure.links import measure_group_links
 

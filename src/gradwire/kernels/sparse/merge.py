@@ -62,9 +62,12 @@ def merge(
         room = like.indices_K.new_empty(most), values
     places_K, values = room
     if min(places_K.numel(), values.numel() // width) < most or values.dtype != dtype:
-        given = f"{places_K.numel()} places, {values.numel()} values of {values.dtype}"
-        accepted = f"{most} places and units of {width} {dtype}"
-        raise invalid("room", given, accepted, "make it for the entries of all ranks")
+        raise invalid(
+            "room",
+            f"{places_K.numel()} places, {values.numel()} values of {values.dtype}",
+            f"{most} places and units of {width} {dtype}",
+            "make it for the entries of all ranks",
+        )
     library = (
         _load_merge()
         if serves_cpp(values, *(entries.values for entries in ranks))

@@ -182,11 +182,11 @@ class JointCall:
                     f"without {self._call}, which rank {self._engine.rank} has called",
                 )
             if signs[rank].still_s > SILENCE_S:
-                text = (
+                raise self._lose(
+                    (rank,),
                     f"rank {rank} of {self._engine.world} stopped answering before "
-                    f"{self._call}"
+                    f"{self._call}",
                 )
-                raise self._lose((rank,), text)
 
     def _lose(self, ranks: tuple[int, ...], text: str) -> BaseException:
         how = (

@@ -435,13 +435,13 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
         return lambda step, row: [of(name).set(value) for name, value in row.items()]
     if _takes(to, 0, {}):
         return to  # type: ignore[no-any-return]
-    accepted = (
+    raise invalid(
+        "the first argument of log_to",
+        to,
         "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus gauge with "
         "one label, a Lightning logger, an Accelerator, or a function of a step and a "
-        "dict of figures"
-    )
-    raise invalid(
-        "the first argument of log_to", to, accepted, "pass one of these, or None"
+        "dict of figures",
+        "pass one of these, or None",
     )
 
 
