@@ -270,7 +270,7 @@ def encode_dense(
 ) -> list[Payload]:
     """The payloads, in ``buffers`` where they are given; residuals are updated."""
     code = made.traced.coding
-    payloads = list[Payload]()
+    payloads = []
     for call, buffer in zip(calls, buffers, strict=True):
         format = program_format(made.traced, call.numel, 0)
         payloads.append(

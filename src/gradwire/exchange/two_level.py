@@ -464,7 +464,7 @@ def _give(means_M: Tensor, mean_S: Tensor, shares: Shares, share: int) -> Steps[
     """
     slots = torch.split(means_M, list(shares.numels))
     others = [rank for rank in range(shares.count) if rank != share]
-    sends: list[Send] = []
+    sends = []
     if shares.numels[share]:
         sends = [Send(rank, mean_S, Among.HOST) for rank in others]
     receives = [

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -71,7 +71,7 @@ def being_built(
     that is given is filled at the end.
     """
     built = list[ctypes.CDLL | None]()
-    jobs: dict[tuple[str, Path], Future[ctypes.CDLL | None]] = {}
+    jobs = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "gradwire-kernels") as pool:
 
         def submit() -> None:

@@ -508,7 +508,7 @@ def tables(model: nn.Module) -> dict[int, int]:
     are left out, as are tables below ``LEAST_TABLE_BYTES``.
     """
     owners: dict[int, list[nn.Module]] = {}
-    weights: dict[int, Tensor] = {}
+    weights = {}
     for module in model.modules():
         for param in module._parameters.values():
             if param is not None:

@@ -170,7 +170,7 @@ def gpus() -> list[Row]:
     """GPUs that torch sees."""
     import torch
 
-    rows: list[Row] = []
+    rows = []
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         rows.append(
@@ -212,7 +212,7 @@ def network_warnings(
     """Warnings of obstacles to meeting: interfaces, variables, the host's address."""
     names = [str(row["name"]) for row in found]
     outer = [name for name in names if name != "lo"]
-    rows: list[Row] = []
+    rows = []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         wanted = variables.get(variable, "")
         if (
@@ -309,7 +309,7 @@ def thread_warnings(variables: Mapping[str, str], num_cores: int) -> list[Row]:
 
 def part_warnings(built: list[Row], seen: list[Row], found: list[Row]) -> list[Row]:
     """Parts that are missing here: rows of kernels, gpus and backends say so."""
-    rows: list[Row] = []
+    rows = []
     if built[0]["backend"] != "cpp":
         problem = "kernels run as torch code, some of it a hundred times slower"
         remedy = (

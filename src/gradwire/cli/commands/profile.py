@@ -201,7 +201,7 @@ def _profiled(made: Made, iterations: int | None) -> Profile:
 
 
 def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> None:
-    sections: dict[str, list[Row]] = {}
+    sections = {}
     if measured is not None:
         sections[f"{measured.model}: {measured.source}"] = _layer_rows(measured)
     if cluster is not None:

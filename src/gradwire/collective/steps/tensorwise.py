@@ -314,7 +314,7 @@ def encode_each(
     """
     operands = zip(codecs, states, grads, residuals, buffers, strict=True)
     jobs = [_Job(*row) for row in operands]
-    encoded: list[tuple[Payload, State]] = []
+    encoded = []
     for codec, *parts in _batches(
         [(part_codec, *part) for job in jobs for part_codec, part in job.each()]
     ):

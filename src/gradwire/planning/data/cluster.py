@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from itertools import chain, permutations
 from math import inf
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -541,7 +541,7 @@ class Cluster(Stored):
         host = (
             None if self.host is None else self.host.model_copy(update={"shares": {}})
         )
-        far: dict[str, Any] = {}
+        far = {}
         if latency_s is not None:
             remedy = "give the seconds of half a round trip"
             accepted = f"0 to {MOST_S:g} seconds"

@@ -398,7 +398,7 @@ class Engine:
         self.refuse_copy()  # in a forked process, locks may be held for ever
         over = threading.Lock()  # an Event takes ten times as long
         over.acquire()
-        ended = list[BaseException | None]()
+        ended = []
 
         def end(failure: BaseException | None) -> None:
             ended.append(failure)
@@ -772,10 +772,10 @@ class Driver:
         if self.slots is not None:
             network, in_slots = self._in_slots(network, self.slots)
         apart = computes
-        wire: list[Task] = []
+        wire = []
         if network:
             channel = self.routes.of(network, self.index, self.lane)[0]
-            beside: list[Task] = []
+            beside = []
             is_carried = not is_begun(network, channel)
             if is_carried and all(map(self._computes_here, computations)):
                 beside = computes
@@ -789,8 +789,8 @@ class Driver:
     ) -> tuple[list[Communication], list[Task]]:
         """The verbs that wait for the message's turn, and the tasks of the others."""
         group = self.routes.groups[Among.RANKS]
-        left: list[Communication] = []
-        tasks: list[Task] = []
+        left = []
+        tasks = []
         for asked in network:
             with as_on_a_lane():
                 verbs = as_sends(asked, group.rank, group.world)

@@ -32,7 +32,7 @@ from ..engine.plain import packed, read_packed, receive, send
 from ..liveness.alarm import listed
 from ..liveness.membership import Membership
 from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S
-from ..transport.wire import Channel, carry_out, in_background, open_channels
+from ..transport.wire import carry_out, in_background, open_channels
 from .table import described
 
 SILENCE_S = STORE_PATIENCE_S
@@ -207,7 +207,7 @@ class JointCall:
         engine = self._engine
         if who.world == 1:
             return [state]
-        opened: list[Channel] = []
+        opened = []
 
         def travel() -> list[dict[str, Any]]:
             # The last rank waits for its turn while all others send theirs.

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ...contract import Member, Selection, State
 from ...contract.bounds import check_whole
-from ...contract.figures import Imbalance
 from ...contract.state import leaves
 from ...contract.thread_scratch import thread_scratch_bytes
 from ...contract.trace.span import Span, StepDensity, Trace
@@ -178,7 +177,7 @@ def adapted(messages: Iterable[Message]) -> dict[str, str]:
 
     Empty without ``adapt``.
     """
-    found: dict[str, str] = {}
+    found = {}
     for message in messages:
         if message.chooser is not None:
             settings = message.chooser.settings(message.state)
@@ -193,7 +192,7 @@ def spread(messages: Iterable[Any]) -> dict[str, Any]:
     cut into parts).
     """
     ways: dict[str, str] = {}
-    parts: list[Imbalance] = []
+    parts = []
     for message in messages:
         member = message.member
         if member.way:
@@ -261,7 +260,7 @@ def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
     Each comes with the norm of its residual over that of its gradient in the last step
     that noted norms.
     """
-    found: list[tuple[str, float]] = []
+    found = []
     for message in messages:
         kept = list(residuals(message.state).values())
         if not kept or not message.norms:  # none were noted yet
@@ -389,8 +388,8 @@ class Log:
         """
         row = self._recorder.since(self._snapshot)
         del row["steps"]
-        owed: list[float] = []
-        norms: list[float] = []
+        owed = []
+        norms = []
         for message in messages:
             kept = residuals(message.state)
             owed += [float(part.norm()) for part in kept.values()]

@@ -215,7 +215,7 @@ def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
             "one without static_graph, ignored parameters and delayed parameters",
             "leave these settings out when DDP is made",
         )
-    found: list[bool] = []
+    found = []
 
     def before(module: Any, args: Any) -> None:
         found.append(module.require_backward_grad_sync)
