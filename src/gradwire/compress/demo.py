@@ -40,7 +40,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Memory, Residual, State, Traits
+from ..contract import Layout, State, Traits
 from ..contract.bounds import check_whole
 from ..contract.payload import Format, Payload
 from ..contract.spec import TensorSpec, spec_of, working_dtype
@@ -49,13 +49,13 @@ from ..kernels import cosines
 from ..kernels.sparse.entries import Entries
 from ..kernels.sparse.formats.elias_fano import elias_fano
 from ._coo import check_addressable
-from ._residual import as_working
+from ._residual import EncodesMany, as_working
 
 _VALUE_DTYPES = (torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class demo(Compressor):
+class demo(EncodesMany):
     """Keeps the ``keep`` largest of the ``side**2`` cosine coefficients of each chunk.
 
     Args:
@@ -101,17 +101,6 @@ class demo(Compressor):
         return elias_fano().layout(
             cutting.num_listed, cutting.num_places, dtype=self.values
         )
-
-    def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Residual = None,
-        buffer: Memory = None,
-    ) -> tuple[Payload, State]:
-        (encoded,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
-        return encoded
 
     def encode_many(
         self,

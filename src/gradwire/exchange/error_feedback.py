@@ -233,8 +233,12 @@ def feedback_refusal(exchange: Exchange | Compressor) -> InvalidSetting | None:
     remedy = "use it without error feedback"
     if traits.unbiased:
         remedy += ": it is unbiased, so its errors cancel over steps"
-    accepted = "nonexpansive, since residuals of anything else can grow without bound"
-    return invalid("an exchange with error feedback", algorithm, accepted, remedy)
+    return invalid(
+        "an exchange with error feedback",
+        algorithm,
+        "nonexpansive, since residuals of anything else can grow without bound",
+        remedy,
+    )
 
 
 def residuals(state: State) -> dict[str, Tensor]:

@@ -198,7 +198,8 @@ class _Driver:
         found += [(p, receives[ends]) for ends, p in sends.items() if ends in receives]
         for among, entries in self.groups if heads else ():
             here = [heads[rank] for rank in entries if rank in heads]
-            if len(here) == len(entries) and all(_among(p.verb) is among for p in here):
+            verbs = [p.verb for p in here if not isinstance(p.verb, Compute)]
+            if len(here) == len(entries) and {v.among for v in verbs} == {among}:
                 found.append(tuple(here))
         return found
 
@@ -243,10 +244,6 @@ class _Driver:
         if ended:
             lines.append(f"already ended: rank {', '.join(ended)}")
         return "deadlock: " + "; ".join(lines)
-
-
-def _among(verb: Verb) -> Among:
-    return Among.RANKS if isinstance(verb, Compute) else verb.among
 
 
 def _describe(verb: Verb) -> str:

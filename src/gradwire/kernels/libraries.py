@@ -39,13 +39,19 @@ def load_library(name: str, folder: Path = _SOURCES) -> ctypes.CDLL | None:
     return load_compiled(source(name, folder))
 
 
-def loader(name: str, folder: Path = _SOURCES) -> Callable[[], ctypes.CDLL | None]:
+def loader(name: str, folder: Path = _SOURCES) -> Callable[..., ctypes.CDLL | None]:
     """The function that loads one library, for the module that calls its kernels.
 
-    An attach builds the libraries of the modules that are imported by then.
+    It is given floating operands, and returns None where the C++ does not take them:
+    see ``serves_cpp``. An attach builds the libraries of the modules that are imported
+    by then.
     """
     _named[name, folder] = None
-    return functools.partial(load_library, name, folder=folder)
+
+    def load(*operands: torch.Tensor | None) -> ctypes.CDLL | None:
+        return load_library(name, folder) if serves_cpp(*operands) else None
+
+    return load
 
 
 def backend() -> Literal["cpp", "reference"]:

@@ -17,7 +17,7 @@ from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
-from ..report.links import Delay, Down, Jitter, Slow, Up
+from ..report.links import Delay, Down, Jitter, Slow, Up, line_row
 from ..report.output import AsJson, Fractions, emit, progress
 from ..report.table import Row, in_sections
 
@@ -239,15 +239,7 @@ def _layer_rows(measured: Profile) -> list[Row]:
 
 
 def _link_rows(cluster: Cluster) -> list[Row]:
-    return [
-        {
-            "name": verb,
-            "alpha_s": line.alpha_s,
-            "beta_s_per_byte": line.per_unit_s,
-            "fraction_residual": line.residual,
-        }
-        for verb, line in cluster.collectives.items()
-    ]
+    return [line_row(verb, line) for verb, line in cluster.collectives.items()]
 
 
 def _codec_rows(cluster: Cluster) -> list[Row]:

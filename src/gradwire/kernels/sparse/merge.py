@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import loader, serves_cpp
+from ..libraries import loader
 from .entries import Entries, check_entries, check_range, first_wrong
 
 _load_merge = loader("merge")
@@ -68,11 +68,7 @@ def merge(
             f"{most} places and units of {width} {dtype}",
             "make it for the entries of all ranks",
         )
-    library = (
-        _load_merge()
-        if serves_cpp(values, *(entries.values for entries in ranks))
-        else None
-    )
+    library = _load_merge(values, *(entries.values for entries in ranks))
     if library is None:
         return _reference(ranks, num_places, scale, dtype)
     number = len(ranks)

@@ -285,20 +285,23 @@ class Engine:
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; called between two steps."""
-        try:
-            broadcast_all(tensors, self.routes.first_channel, src=source)
-        except RuntimeError as error:
-            raise self.unreachable("broadcast", error) from error
+        channel = self.routes.first_channel
+        self._carry("broadcast", partial(broadcast_all, tensors, channel, src=source))
 
     def rows(self, own_N: Tensor) -> Tensor:
         """All ranks' tensors of one length, in rank order; between two steps."""
         rows_WN = own_N.new_empty(self.world, own_N.numel())
         gather = AllGather(rows_WN.view(-1), own_N)
-        try:
-            carry_out([gather], [self.routes.first_channel])
-        except RuntimeError as error:
-            raise self.unreachable("all_gather", error) from error
+        channel = self.routes.first_channel
+        self._carry("all_gather", partial(carry_out, [gather], [channel]))
         return rows_WN
+
+    def _carry(self, name: str, work: Callable[[], object]) -> None:
+        """Does an operation between two steps, which may reach no ranks."""
+        try:
+            work()
+        except RuntimeError as error:
+            raise self.unreachable(name, error) from error
 
     def use(self, credit: int) -> None:
         """Has messages take the first ``credit`` channels from now on, as in a plan.
