@@ -63,7 +63,7 @@ from .direct import (
     HostChannel,
     OtherSize,
     Waits,
-    agree_on_latency,
+    agree_on_ways,
     begin_straight,
     goes_straight,
 )
@@ -114,9 +114,10 @@ def open_channels(
         HostChannel(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
         for i in range(count)
     ]
-    latency_s = agree_on_latency(channels[0])
+    agree_on_ways(channels[0])
     for channel in channels:
-        channel.latency_s = latency_s
+        channel.latency_s = channels[0].latency_s
+        channel.row_width = channels[0].row_width
     return channels
 
 
