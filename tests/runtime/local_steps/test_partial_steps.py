@@ -6,11 +6,14 @@ import gc
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -439,6 +442,47 @@ def channel_after(rank: int, world: int) -> bool:
 @pytest.mark.multi
 def test_detach_gives_the_connections_back(two: Ranks) -> None:
     assert two.run(channel_after) == [False, False]
+
+
+ENDS = """
+import atexit, sys, threading
+
+# called last, after all that gradwire and torch do at the end
+alive = lambda: [one.name for one in threading.enumerate() if "rounds" in one.name]
+atexit.register(lambda: print(alive()))
+import torch
+import gradwire as gw
+
+rank = int(sys.argv[1])
+where = f"file://{sys.argv[2]}"
+torch.distributed.init_process_group("gloo", where, rank=rank, world_size=3)
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(net.parameters())
+handle = gw.local_steps(net, optimizer, "none", every=2, quorum=1)
+for step in range(10**6):
+    net(torch.randn(8, 8)).square().mean().backward()
+    optimizer.step()
+    if step == 40 and rank == 2:
+        raise ValueError("a mistake of this loop")
+"""
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_processes_end_by_their_errors_without_detach(tmp_path: Path) -> None:
+    """Threads that outlived the interpreter ended the process by SIGABRT."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, str(rank), tmp_path / "store"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [process.communicate()[0].strip() for process in ranks]
+    assert said == ["[]"] * 3
+    assert [process.returncode for process in ranks] == [75, 75, 1]
 
 
 class SlowLink:

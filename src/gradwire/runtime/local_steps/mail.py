@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -30,6 +31,8 @@ _HEAD_TAG = 1
 _PAYLOAD_TAG = 2
 _CLOSING_S = 10.0
 """Seconds that ``close`` waits for messages under way, and for the other ranks."""
+NAME = "gradwire rounds"
+"""The beginning of the names of all threads of rounds."""
 
 
 class Note(NamedTuple):
@@ -118,7 +121,7 @@ class Mail:
         self._threads = [
             threading.Thread(
                 target=partial(self._carry, is_over, rank),
-                name=f"gradwire rounds {name} {rank}",
+                name=f"{NAME} {name} {rank}",
                 daemon=True,
             )
             for name, is_over in (
@@ -149,9 +152,8 @@ class Mail:
         self._is_closing = True
         for outgoing in self._outgoing.values():
             outgoing.put((Leaving(), None))
-        end_s = time.monotonic() + (_CLOSING_S if is_whole else 0.0)
-        for thread in self._threads:
-            thread.join(max(0.0, end_s - time.monotonic()))
+        if is_whole:
+            _join(self._threads)
 
     def _carry(self, is_over: Callable[[int], bool], rank: int) -> None:
         try:
@@ -194,3 +196,22 @@ class Mail:
             self._left.add(src)
         self._take(src, message)
         return is_last
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    """Waits for threads to end, for some seconds."""
+    end_s = time.monotonic() + _CLOSING_S
+    for thread in threads:
+        thread.join(max(0.0, end_s - time.monotonic()))
+
+
+def _join_all() -> None:
+    """Waits for all threads of rounds, which end as the other ranks leave.
+
+    A thread that returns from gloo into an interpreter that has ended aborts.
+    """
+    _join(one for one in threading.enumerate() if one.name.startswith(NAME))
+
+
+# Finalizers are called in reverse order at the end: this one after all handles'.
+weakref.finalize(Mail, _join_all)
