@@ -62,14 +62,9 @@ class Call(NamedTuple):
         """The device on which all operands lie."""
         return next(iter(self.operands.values())).device
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the operands lie where C++ can reach them."""
-        return next(iter(self.operands.values())).is_cpu
-
-    def beside(self, name: str, operand: Tensor) -> Call:
-        """The call with one operand more."""
-        return self._replace(operands={**self.operands, name: operand})
+    def beside(self, operands: Mapping[str, Tensor]) -> Call:
+        """The call with some operands more."""
+        return self._replace(operands={**self.operands, **operands})
 
     def words(self, kernel: Kernel) -> list[int]:
         """The numbers of csrc/blocks.h's Tensor, whose addresses need no views."""
