@@ -351,12 +351,10 @@ def _payload(
     program = made.traced
     head = call.payload
     assert head is not None
-    assert head.buffer is not None
     count = kept[program.indices.name].numel()
     payload = _in_front(program_format(program, call.numel, count), buffer, call.device)
     if head.size_bytes and buffer is None:
-        assert payload.buffer is not None
-        payload.buffer[: head.size_bytes].copy_(head.buffer)
+        payload.content[: head.size_bytes].copy_(head.content)
     for field in program.kept if count else ():
         own_K = kept[field.name]
         is_coded = field.dtype in UNSIGNED and field.dtype is not DType.UINT8
@@ -425,9 +423,8 @@ def _values(made: Kernels, payload: Payload) -> Tensor:
         and decoded.arg.extent is Extent.ELEMENT
     ):
         return payload[decoded.arg.name]
-    assert payload.buffer is not None
     count = payload[made.traced.indices.name].numel()
-    (out_K,) = scratch("out", torch.float32, [count], payload.buffer.device)
+    (out_K,) = scratch("out", torch.float32, [count], payload.content.device)
     made.built.run_many(
         made.decode, (Call({OUT.name: out_K}, count, Draws(), payload),)
     )

@@ -74,8 +74,7 @@ class Call(NamedTuple):
                 self.operands[buffer.name].data_ptr() for buffer in kernel.buffers
             ]
             return words
-        assert self.payload.buffer is not None
-        base = self.payload.buffer.data_ptr()
+        base = self.payload.content.data_ptr()
         places = self.payload.format.places
         for buffer in kernel.buffers:
             operand = self.operands.get(buffer.name)
@@ -200,14 +199,6 @@ def _cast(node: Node, value: Tensor) -> Tensor:
     return value.to(torch.int64).clamp(low, high).int()
 
 
-def _smaller(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a < b) | (a != a), a, b)
-
-
-def _greater(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a > b) | (a != a), a, b)
-
-
 def canonical(value: Tensor) -> Tensor:
     """``value`` with one zero and one NaN, whatever operations they came from."""
     if not value.dtype.is_floating_point:
@@ -229,8 +220,16 @@ SPELLINGS: dict[Op, Spelling] = {
     Op.SUB: Spelling(operator.sub, "{} - {}"),
     Op.MUL: Spelling(operator.mul, "{} * {}"),
     Op.DIV: Spelling(operator.truediv, "{} / {}", "tl.div_rn({}, {})"),
-    Op.SMALLER: Spelling(_smaller, "gw::smaller({}, {})", "gw.smaller({}, {})"),
-    Op.GREATER: Spelling(_greater, "gw::greater({}, {})", "gw.greater({}, {})"),
+    Op.SMALLER: Spelling(
+        lambda a, b: torch.where((a < b) | (a != a), a, b),
+        "gw::smaller({}, {})",
+        "gw.smaller({}, {})",
+    ),
+    Op.GREATER: Spelling(
+        lambda a, b: torch.where((a > b) | (a != a), a, b),
+        "gw::greater({}, {})",
+        "gw.greater({}, {})",
+    ),
     Op.NEG: Spelling(operator.neg, "-({})", "-{}"),
     Op.ABS: Spelling(torch.abs, "gw::abs({})", "tl.abs({})"),
     Op.FLOOR: Spelling(torch.floor, "gw::floor({})", "gw.floored({})"),
