@@ -28,7 +28,7 @@ from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor
 from ..transport.wire import has_store
-from .hooked import Hooked, is_in_backward, untraced
+from .hooked import Hooked, is_in_backward, living, untraced
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id.
@@ -407,14 +407,10 @@ def _ddps_around(model: nn.Module, params: Sequence[NamedParam]) -> list[str]:
     object but those of ``gc.freeze()``. DDPs among those are found in the forward pass;
     see `hooks`.
     """
-    kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
-    found = (one for one in gc.get_objects() if type(one) in kinds and one is not model)
-    return [name for ddp in found for name in exchanged_by(ddp, params)]
-
-
-def _subclasses(kind: type) -> set[type]:
-    own: set[type] = set(kind.__subclasses__())
-    return own.union(*map(_subclasses, own))
+    found = living(DistributedDataParallel)
+    return [
+        name for ddp in found if ddp is not model for name in exchanged_by(ddp, params)
+    ]
 
 
 def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
