@@ -134,7 +134,8 @@ def shrinking(
         elif rank == victim and how.startswith("between steps"):
             die()
         elif how == "between steps, nobody looks":
-            time.sleep(4.0)  # until all have heard of it
+            while not handle._engine.has_failed:  # until all have heard of it
+                time.sleep(0.01)
         elif rank == victim:
             die_confirming(handle)
         elif how == "confirming":
