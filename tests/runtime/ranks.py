@@ -64,6 +64,7 @@ TIMEOUT_S = 100.0
 HURRIED = {
     "PERIOD_S": 0.25,
     "PATIENCE_S": 1.5,
+    "ENDED_S": 0.5,
     "LINGER_S": 0.5,
     "_LOOK_S": 0.1,
     "_LINGER_S": 0.2,

@@ -412,7 +412,7 @@ class Undone:
         )
         self.engine.close = lambda: None
         self.engine.interrupt = lambda error: None
-        self.engine.break_off = lambda alarm, how: None
+        self.engine.break_off = lambda alarm, how, in_step: None
         self.engine.has_failed = False
         self.streams, self.num_undone = Streams(), 0
 

@@ -49,7 +49,13 @@ from ..engine.plain import packed, read_packed, receive
 from ..liveness.alarm import Alarm, said
 from ..liveness.blame import IN_ATTACH
 from ..liveness.membership import Membership
-from ..liveness.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Stillness
+from ..liveness.pulse import (
+    PATIENCE_S,
+    PERIOD_S,
+    STORE_PATIENCE_S,
+    Stillness,
+    alarm_key,
+)
 from ..state import checkpoint
 from ..state.table import fields_of
 from ..step.messages import Message
@@ -268,7 +274,8 @@ class _Judgement:
         if verdict != _GO:  # a rank that still connects hears it by the pulse
             newcomer = self.who.world - 1
             alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
-            own_store(self.who.name).compare_set("alarm", "", alarm.encoded())
+            store = own_store(self.who.name)
+            store.compare_set(alarm_key(0), "", alarm.encoded())
 
 
 class Newcomer:
