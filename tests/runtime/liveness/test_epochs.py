@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -67,6 +68,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
         yield found
 
 
+def announce(lost: int, one: Rank) -> Epoch | None:
+    return one.next(one.who.rank * 10, lost)
+
+
 def until(is_so: Callable[[], object]) -> None:
     end_s = time.monotonic() + HANG_S
     while not is_so():
@@ -89,7 +94,7 @@ def test_survivors_agree_on_epoch_after_epoch(ranks: list[Rank]) -> None:
             until(lambda other=other, number=number: len(other.heard) == number)
             assert other.heard[-1] == alarm
         with ThreadPoolExecutor() as pool:
-            epochs = [*pool.map(lambda one: one.next(one.who.rank * 10, lost), own)]
+            epochs = [*pool.map(partial(announce, lost), own)]
         values = {rank: rank * 10 for rank in sorted(living)}
         assert epochs == [Epoch(number, tuple(sorted(living)), values)] * len(own)
 

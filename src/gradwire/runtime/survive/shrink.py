@@ -131,6 +131,8 @@ class Shrinking:
         self._num_labels = (
             dist.get_world_size() if dist.is_initialized() else engine.world
         )
+        self.on_drop: Callable[[], None] = lambda: None
+        """Called where a step's gradients are dropped."""
         self._due: RanksLost | None = None
         """The loss that the loop has yet to be raised."""
         self._undoes = False
@@ -189,6 +191,7 @@ class Shrinking:
     def _drop_gradients(self) -> None:
         for _, param in self._params:
             param.grad = None
+        self.on_drop()
 
     def failed(self, failure: RankFailed) -> None:
         """Goes on without the lost ranks, or raises ``failure`` where it cannot.
