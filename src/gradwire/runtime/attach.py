@@ -610,7 +610,7 @@ class Attachment:
         )
         if isinstance(model := self.model, DistributedDataParallel):
             hooks.shrinking.on_drop = hooks.drop
-            name = f"{handle._engine.who.name}/ddp {handle.rank}"
+            name = f"{progress.synchroniser.engine.who.name}/ddp {handle.rank}"
             backends = dist.get_backend_config(model.process_group)
             alone = open_group(name, 0, 1, self.settings.failure.timeout, backends)
             undo.callback(lambda: hooks.rejoin(self.run.group))
