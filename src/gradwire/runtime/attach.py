@@ -588,7 +588,8 @@ class Attachment:
         if buckets is not None and isinstance(model, DistributedDataParallel):
             from .ddp.comm_hook import refuse_fewer
 
-            undo.callback(refuse_fewer(model))
+            survives = settings.failure.on_failure == "shrink"
+            undo.callback(refuse_fewer(model, survives=survives))
         return handle
 
     def _survive(
@@ -629,7 +630,7 @@ class Attachment:
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
         """The hooks of a DDP model that has messages, or may get some; else None."""
-        from .ddp.comm_hook import DDPInTurn, count_steps, serve_hook
+        from .ddp.comm_hook import DDPHooks, DDPInTurn, count_steps, serve_hook
 
         settings = self.settings
         params = self.params
@@ -639,12 +640,14 @@ class Attachment:
         is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
         # A static graph gives its gradients to DDP late, and twice in the first step.
         takes_turns = settings.pilot is not None and is_flat and not model.static_graph
-        serve: Callable[..., DDPHooks | DDPInTurn] = serve_hook
+        hooks: DDPHooks | DDPInTurn
         if takes_turns:
-            serve = DDPInTurn
-        elif settings.failure.on_failure == "shrink":
-            from .ddp.surviving import survive_hook as serve
-        hooks = serve(progress, model, params)
+            hooks = DDPInTurn(progress, model, params)
+        else:
+            kind = DDPHooks
+            if settings.failure.on_failure == "shrink":
+                from .ddp.surviving import SurvivingHooks as kind
+            hooks = serve_hook(progress, model, params, kind)
         undo.callback(hooks.remove)
         return hooks
 

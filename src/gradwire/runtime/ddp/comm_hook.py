@@ -52,13 +52,16 @@ So references are weak: otherwise a dropped DDP would never be freed.
 
 
 def serve_hook(
-    progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
+    progress: Progress,
+    ddp: DistributedDataParallel,
+    params: list[tuple[str, Tensor]],
+    kind: type[DDPHooks],
 ) -> DDPHooks:
     """Serves ``ddp``'s communication hook until the result's ``remove`` is called.
 
     DDP's hook has only a weak reference to the result, so the caller must keep it.
     """
-    hooks = DDPHooks(progress, params, ddp)
+    hooks = kind(progress, params, ddp)
     serve_by(hooks, ddp)
     return hooks
 
@@ -116,16 +119,22 @@ def renew_reducer(
     return once.remove
 
 
-def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
+def refuse_fewer(
+    ddp: DistributedDataParallel, *, survives: bool = False
+) -> Callable[[], None]:
     """Makes a DDP model's ``join()`` refuse to average over fewer ranks.
 
     Returns a function to undo it.
 
-    DDP divides by fewer ranks only where no communication hook averages.
+    DDP divides by fewer ranks only where no communication hook averages. A model that
+    ``survives`` lost ranks has no collectives by which DDP could join.
     """
     own: Callable[..., Any] = ddp.join_hook
 
     def join_hook(**kwargs: Any) -> Any:
+        if survives:
+            accepted = "left out beside on_failure='shrink'"
+            raise invalid("ddp.join()", "a call", accepted, "give each rank a batch")
         if not kwargs.get("divide_by_initial_world_size", True):
             accepted = "True for a DDP model whose gradients gradwire averages"
             raise invalid(
@@ -381,7 +390,7 @@ class DDPInTurn:
             return
         self.remove()
         if wanted:
-            hooks = serve_hook(self._progress, self._ddp, self._params)
+            hooks = serve_hook(self._progress, self._ddp, self._params, DDPHooks)
             hooks.on_end = self._ended
             self._undo.callback(hooks.remove)
             self.is_left_to_ddp = False

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import RankFailed, invalid
-from ..step.hooked import TemporaryAttribute
+from ...errors import RankFailed
 from ..step.hooks import Shrinks
 from ..step.progress import Progress
 from ..transport.task_graph import wall_clock
 from ..transport.wire import Group
-from .comm_hook import DDPHooks, _Bucket, renew_reducer, serve_by
+from .comm_hook import DDPHooks, _Bucket, renew_reducer
 
 
 class SurvivingHooks(DDPHooks):
@@ -47,7 +46,6 @@ class SurvivingHooks(DDPHooks):
         self._failure: RankFailed | None = None
         """The loss of a rank that the end of the backward pass has yet to handle."""
         self._call_off: Callable[[], None] = lambda: None
-        self._join = TemporaryAttribute(ddp, "join_hook", _refuse_join)
 
     def stand_alone(self, group: Group) -> None:
         """Has the model's own collectives reach ``group`` alone, from now on."""
@@ -56,7 +54,6 @@ class SurvivingHooks(DDPHooks):
 
     def rejoin(self, group: Group) -> None:
         """Gives the model back to DDP, among the ranks of ``group``."""
-        self._join.remove()
         self._ddp.process_group = group
         self._call_off()
         renew_reducer(self._ddp)
@@ -104,21 +101,3 @@ class SurvivingHooks(DDPHooks):
             self.shrinking.failed(lost)
         for bucket in buckets:
             bucket.complete(None)
-
-
-def survive_hook(
-    progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
-) -> SurvivingHooks:
-    """Serves ``ddp``'s communication hook, as ``serve_hook`` does."""
-    hooks = SurvivingHooks(progress, params, ddp)
-    serve_by(hooks, ddp)
-    return hooks
-
-
-def _refuse_join(**kwargs: Any) -> Any:
-    raise invalid(
-        "ddp.join()",
-        "called",
-        "left out beside on_failure='shrink', as it makes collectives of DDP's",
-        "give all ranks as many batches",
-    )

@@ -15,8 +15,7 @@
 If a run goes on without lost ranks, those that live agree on its next **epoch**: who
 takes part from then on (`epochs`). Newcomers come in by an epoch, too.
 
-``membership`` names the ranks and their store, ``store_check`` finds a store that ranks
-do not share, ``forks`` notices a forked process, and ``sweeping`` gives back store keys
-and memory of an attach. The engine calls this room. It knows ranks and steps, and
-nothing about gradients.
+``membership`` names the ranks and their store, ``forks`` notices a forked process, and
+``sweeping`` gives back store keys and memory of an attach. The engine calls this room.
+It knows ranks and steps, and nothing about gradients.
 """

@@ -83,11 +83,6 @@ class Sign(NamedTuple):
     waits: bool = False
     still_s: float = 0.0
 
-    @property
-    def has_detached(self) -> bool:
-        """Whether the rank has left by itself, as its last sign says."""
-        return self.beat == _DETACHED
-
 
 _NO_SIGN = Sign(0, Place(0, 0, 0))
 """The sign of a rank that has shown none yet."""
@@ -205,7 +200,7 @@ class Pulse:
         self._num_reads = 0
         self._signs: list[Sign] = []
         self._have_all_shown = False
-        """Whether all ranks' signs are in the store, and it gives several at once."""
+        """Whether all ranks' signs are in the store."""
         self._beats = [Stillness() for _ in range(world)]
         self.roll_call = RollCall(rank, world, self._heard, lambda: self._alarms.known)
         self._thread = threading.Thread(
@@ -310,7 +305,9 @@ class Pulse:
     def detached(self) -> set[int]:
         """The ranks that had left by themselves when signs were last read."""
         with self._news:
-            return {rank for rank, sign in enumerate(self._signs) if sign.has_detached}
+            return {
+                rank for rank, sign in enumerate(self._signs) if sign.beat == _DETACHED
+            }
 
     def last_ranks(self) -> tuple[int, ...]:
         """The ranks furthest back when signs were last read, except ranks that waited
@@ -436,8 +433,7 @@ class Pulse:
     def _read(self) -> list[Sign]:
         """Every rank's sign. All are asked for at once, as the store may be far."""
         keys = [f"pulse/{rank}" for rank in range(self._world)]
-        if not self._have_all_shown and self._store.has_extended_api():
-            self._have_all_shown = self._store.check(keys)
+        self._have_all_shown = self._have_all_shown or self._store.check(keys)
         if self._have_all_shown:
             return [_sign(value) for value in self._store.multi_get(keys)]
         return [

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from ...errors import ExitCode, RankFailed
 from ..engine.engine import Engine
+from ..liveness.alarm import listed
 
 
 def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
@@ -51,6 +52,6 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
         if error.step >= 0:
             raise  # all know it
         absent = who.in_group(error.ranks)
-        text = f"{mine}, and rank {', '.join(map(str, absent))} of {who.world} does not"
+        text = f"{mine}, and rank {listed(absent)} of {who.world} does not"
         how = f"it waited for {engine.timeout}"
         raise engine.lose(absent, step, text, how, ExitCode.MISTAKE) from error

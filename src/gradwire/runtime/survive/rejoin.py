@@ -59,7 +59,6 @@ from ..liveness.pulse import (
 from ..state import checkpoint
 from ..state.table import fields_of
 from ..step.messages import Message
-from ..transport.task_graph import is_interrupt
 from ..transport.wire import (
     REJOINED,
     Group,
@@ -199,8 +198,7 @@ def come_together(
         # a rank that saw the connections close before would give that as the reason
         if verdict != _GO:
             working.add_done_callback(lambda _: opened.close())
-    ended = working.exception() if working.done() else None
-    if verdict != _GO and (ended is None or not is_interrupt(ended)):
+    if verdict != _GO:
         return verdict
     engine, group = working.result()
     if old is None:

@@ -26,7 +26,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -44,7 +43,7 @@ from ..state.table import is_residual
 from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.report import StepReport
-from ..transport.wire import Group, has_store, in_background
+from ..transport.wire import Group, has_store
 from .groups import open_group, register_group
 from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
 
@@ -97,8 +96,6 @@ def decided(
 _log = logging.getLogger("gradwire")
 _shrinking: WeakSet[Shrinking] = WeakSet()
 """The attached models of this process that go on without lost ranks."""
-_GROUP_S = 30.0
-"""Seconds that torch.distributed may take for the survivors' process group."""
 
 
 class Shrinking:
@@ -480,11 +477,10 @@ class Shrinking:
             return engine, known
         backends = dist.get_backend_config(known)
         name += "/group"
-        limit = timedelta(seconds=_GROUP_S)
-        making = in_background(
-            lambda: open_group(name, who.rank, world, limit, backends)
+        group: Group = engine.meanwhile(
+            "connect",
+            lambda: open_group(name, who.rank, world, old.timeout, backends),
         )
-        group: Group = making.result(_GROUP_S)
         register_group(group, name, ranks, backends)
         return engine, group
 
