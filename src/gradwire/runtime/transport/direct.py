@@ -72,6 +72,10 @@ _SUM_TAGS = DIRECT_TAGS | 2**28
 """Tags from here on are those of sums, and of rows, that are gathered."""
 PIECE_BYTES = 2**20
 """The most bytes of a piece, as of a segment of gloo's rings."""
+TREE_BYTES = 2**24
+"""The most bytes of a piece of a broadcast: gloo passes two on at a time."""
+_LEAST_RATE = 1.25e6
+"""Bytes in a second of the slowest link on which a time-out bounds silence alone."""
 _UNDER_WAY_BYTES = 2**25
 """The bytes of one sum, at most, whose receives wait at once, on all ranks together.
 
@@ -195,6 +199,11 @@ class HostChannel(ProcessGroupGloo):
         """The rooms whose receives have ended, by the same key."""
         self._spare: dict[int, list[Tensor]] = defaultdict(list)
         """Memory for what is sent, and for large pieces of sums, by its size."""
+        self.tree_bytes = TREE_BYTES
+        """The most bytes of a piece of a broadcast, which a time-out has room for."""
+        if world > 1:
+            most = _LEAST_RATE * timeout.total_seconds() / (4 * (world - 1))
+            self.tree_bytes = max(_LEAST_BYTES, min(TREE_BYTES, int(most)))
         self.latency_s = 0.0
         """The latency to the farthest rank, one way, on which all ranks agree."""
         self.row_width = world
