@@ -83,7 +83,7 @@ from .step.progress import Progress
 from .step.refusals import refuse_own_writes, refuse_wrong_model, sole_ddp
 from .step.report import Check
 from .step.scaling import observe, refuse_float16, scale_of, travels_scaled
-from .step.shard_lengths import agree_among_shards
+from .step.shard_lengths import agree_among_shards, facts_of
 from .step.synchroniser import Synchroniser
 from .transport.wire import Group
 
@@ -192,6 +192,9 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
         raise invalid("torch", torch.__version__, "2.9 or newer", remedy)
     warn_of_versions()
     settings.choose_store()
+    is_module = isinstance(model, nn.Module)
+    if mesh is not None and is_module and has_dtensors(model.named_parameters()):
+        raise refusal_of(Feature.MESH, Feature.DTENSORS).error(mesh)
     if mesh is not None and group is not None:
         raise invalid(
             "group", group, "None beside mesh=, which names the ranks", "leave it out"
@@ -280,8 +283,6 @@ class Attachment:
         """Refuses a model and settings that cannot be used, and keeps both."""
         reshard(model)
         refuse_wrong_model(model)
-        if grid.mesh is not None and has_dtensors([*model.named_parameters()]):
-            raise refusal_of(Feature.MESH, Feature.DTENSORS).error(grid.mesh)
         self.model = model
         self.settings = settings.checked(grid.mesh, grid.who)
         self.params = trained(model)
@@ -324,9 +325,16 @@ class Attachment:
         if self.newcomer is None:
             networks = agree(grid.who, fingerprint, timeout)
         listeners.clear()
-        channels = self.settings.channels
-        agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
+        self.agree_with_shards(grid, messages, fingerprint)
         return networks
+
+    def agree_with_shards(
+        self, grid: Grid, messages: list[Message], fingerprint: Fingerprint
+    ) -> None:
+        """Compares messages with the ranks that hold the other parts of layers."""
+        facts = facts_of(messages, self.settings.channels)
+        timeout = self.settings.failure.timeout
+        agree_among_shards(grid.who, grid.shards, facts, messages, timeout)
 
     def _healing(self, announced: str) -> Healing | None:
         """The parts of this training that a newcomer takes over, if any may come."""

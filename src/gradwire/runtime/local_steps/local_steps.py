@@ -35,8 +35,11 @@ from ...contract import Compressor, Exchange
 from ...contract.spec import NamedParam
 from ...errors import invalid
 from ...exchange.rounds import Rules, codec_for_rounds
-from ..attach import grid_of
+from ..agreement.fingerprint import SETTINGS, Fingerprint
+from ..attach import Grid, grid_of
 from ..fused import fused_messages
+from ..grid.dtensors import num_cuts
+from ..grid.shards import averages_in_host, join_island
 from ..handle import Handle
 from ..liveness.membership import Membership
 from ..pairs import Feature
@@ -46,6 +49,7 @@ from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.refusals import quietened, refuse_complex, sole_ddp
 from ..step.report import Check
+from ..step.shard_lengths import agree_among_shards
 from ..transport.wire import Group
 from .counting import Counting
 from .lock_step import LocalAttachment, LocalSteps, Rhythm, count_local_steps
@@ -154,7 +158,10 @@ def local_steps(  # noqa: PLR0913
     """
     settings = Settings(exchange, None, None, *or_defaults(options, failure))
     model = sole_ddp(model)
-    grid = grid_of(model, group, mesh, settings)
+    is_island = averages_in_host(model, mesh)
+    grid = grid_of(model.module if is_island else model, group, mesh, settings)
+    if isinstance(model, nn.Module):
+        grid = grid._replace(shards=join_island(model, settings.patience))
     asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     partly = {
         "quorum": quorum,
@@ -167,7 +174,8 @@ def local_steps(  # noqa: PLR0913
         if outer is None:
             outer = DILOCO if quorum is None else PLAIN
         way = _Locally(optimizer, outer, asked, partly, quiet)
-        handle = way.attach(quietened(model, quiet), settings, grid)
+        inner = quietened(model, quiet, goes_on=is_island)
+        handle = way.attach(inner, settings, grid)
     assert isinstance(handle, LocalSteps)
     return handle
 
@@ -246,17 +254,33 @@ class _Locally(LocalAttachment):
             self.rules.check_world(who.world)
             return []
         settings = self.settings
+        anchors = self.outer.anchors
+        cuts = {name: num_cuts(param) for name, param in self.params}
         made: list[Message] = []
-        for names in self.fragments:
-            made += fused_messages(
-                self.model,
-                [(name, self.outer.anchors[name]) for name in names],
-                settings,
-                settings.exchange,
-                who,
-                first=len(made),
-            )
+        # Ranks of an island that hold copies of a part need the same draws for it. A
+        # draw depends on a part's place among all that is sent, so parts with most
+        # copies come first: shards before them may have other lengths on each rank.
+        for count in sorted({*cuts.values()}):
+            for names in self.fragments:
+                parts = [(n, anchors[n]) for n in names if cuts[n] == count]
+                made += fused_messages(
+                    self.model,
+                    [(name, part) for name, part in parts if part.numel()],
+                    settings,
+                    settings.exchange,
+                    who,
+                    first=len(made),
+                )
         return made
+
+    def agree_with_shards(
+        self, grid: Grid, messages: list[Message], fingerprint: Fingerprint
+    ) -> None:
+        """Compares settings within the island, whose messages may differ."""
+        facts = {**fingerprint[SETTINGS]}
+        del facts["setting shards"]
+        timeout = self.settings.failure.timeout
+        agree_among_shards(grid.who, grid.shards, facts, [], timeout)
 
     def check(self) -> Check:
         """The comparison of shared tensors, about as often as under ``attach``."""
