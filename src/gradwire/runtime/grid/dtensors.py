@@ -91,9 +91,10 @@ def island_of(model: nn.Module) -> tuple[int, ...]:
 
     Raises ``InvalidSetting`` unless one mesh has all of these ranks.
     """
+    params: Iterable[Any] = model.parameters() if isinstance(model, nn.Module) else ()
     meshes = [
         frozenset(param.device_mesh.mesh.flatten().tolist())
-        for param in model.parameters()
+        for param in params
         if is_dtensor(param)
     ]
     widest = max(meshes, key=len, default=frozenset[int]())

@@ -159,9 +159,6 @@ def local_steps(  # noqa: PLR0913
     settings = Settings(exchange, None, None, *or_defaults(options, failure))
     model = sole_ddp(model)
     is_island = averages_in_host(model, mesh)
-    grid = grid_of(model.module if is_island else model, group, mesh, settings)
-    if isinstance(model, nn.Module):
-        grid = grid._replace(shards=join_island(model, settings.patience))
     asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     partly = {
         "quorum": quorum,
@@ -175,6 +172,9 @@ def local_steps(  # noqa: PLR0913
             outer = DILOCO if quorum is None else PLAIN
         way = _Locally(optimizer, outer, asked, partly, quiet)
         inner = quietened(model, quiet, goes_on=is_island)
+        # a DDP model's own group is that of its host
+        grid = grid_of(inner if is_island else model, group, mesh, settings)
+        grid = grid._replace(shards=join_island(inner, settings.patience))
         handle = way.attach(inner, settings, grid)
     assert isinstance(handle, LocalSteps)
     return handle

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ from .counting import Counting
 from .loads import Loads
 from .moment import LoopMoment, moments_of_all
 from .outer import Outer
+
+if TYPE_CHECKING:
+    from ..state.sharded import Owners
 
 
 @dataclass(frozen=True)
@@ -338,6 +341,11 @@ class LocalSteps(Handle):
             loaded, loaded.keys() & self._arriving.keys()
         )
         return {**saved, "local_step": self._local_step, "outer": outer}
+
+    @property
+    def _owners(self) -> Owners:
+        form = self._outer.form(arrives=self._rhythm.delay > 0)
+        return super()._owners._replace(form=form)
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
         outer = saved["outer"]

@@ -23,7 +23,7 @@ from torch.optim import SGD, Optimizer
 from ...contract.spec import NamedParam, working_dtype
 from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import laid_out_like, shard_of
-from ..state.outer_state import DAMAGED, check_outer
+from ..state.outer_state import DAMAGED, OuterForm, check_outer
 from ..state.table import check_layout, refuse_values
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
@@ -155,6 +155,29 @@ class Outer:
             "parameters": {name: self._part(name).clone() for name in self._params},
             "optimizer": deepcopy(self.optimizer.state_dict()),
         }
+
+    def form(self, *, arrives: bool) -> OuterForm:
+        """The form of ``state``.
+
+        ``arrives`` says whether means may be on their way between two steps.
+        """
+        names = {id(anchor): name for name, anchor in self.anchors.items()}
+        groups = self.optimizer.param_groups
+        order = [names[id(anchor)] for group in groups for anchor in group["params"]]
+        # an optimizer has its fields from its first step on
+        param = nn.Parameter(torch.zeros(2))
+        param.grad = torch.zeros(2)
+        trial = _made(self._make, [param])
+        trial.step()
+        fields = [
+            key
+            for key, value in trial.state[param].items()
+            if isinstance(value, Tensor) and value.shape == param.shape
+        ]
+        fields += ["arriving"] * arrives
+        return OuterForm(
+            order, {name: self._part(name) for name in names.values()}, fields
+        )
 
     def checked(self, saved: Any) -> Callable[[], None]:
         """A function that puts a saved state in place, once all of it fits."""
