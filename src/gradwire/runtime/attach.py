@@ -83,7 +83,7 @@ from .step.progress import Progress
 from .step.refusals import refuse_own_writes, refuse_wrong_model, sole_ddp
 from .step.report import Check
 from .step.scaling import observe, refuse_float16, scale_of, travels_scaled
-from .step.shard_lengths import agree_among_shards, facts_of
+from .step.shard_lengths import agree_among_shards
 from .step.synchroniser import Synchroniser
 from .transport.wire import Group
 
@@ -325,16 +325,11 @@ class Attachment:
         if self.newcomer is None:
             networks = agree(grid.who, fingerprint, timeout)
         listeners.clear()
-        self.agree_with_shards(grid, messages, fingerprint)
+        # Local steps send shards of other lengths in other messages.
+        alike = messages if self.way == "attach" else []
+        settings = fingerprint[SETTINGS]
+        agree_among_shards(grid.who, grid.shards, settings, alike, timeout)
         return networks
-
-    def agree_with_shards(
-        self, grid: Grid, messages: list[Message], fingerprint: Fingerprint
-    ) -> None:
-        """Compares messages with the ranks that hold the other parts of layers."""
-        facts = facts_of(messages, self.settings.channels)
-        timeout = self.settings.failure.timeout
-        agree_among_shards(grid.who, grid.shards, facts, messages, timeout)
 
     def _healing(self, announced: str) -> Healing | None:
         """The parts of this training that a newcomer takes over, if any may come."""

@@ -16,9 +16,12 @@ only some of the model's parameters; other optimizers' are exchanged too. A step
 ``GradScaler`` skips is no local step, and ranks that skip different numbers of steps do
 not end together. Train in bfloat16, which needs no scaler.
 
+An island is the ranks of a site that hold one model together. Rank i of an island
+exchanges its shards with rank i of the others, and steps the anchors of these shards.
+
 A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself
-until ``detach()``. Call ``end_period()`` before that, as DDP expects the same
-parameters on all ranks.
+until ``detach()``, unless its ranks are one host of ``mesh``. Call ``end_period()``
+before that, as DDP expects the same parameters on all ranks.
 """
 
 from __future__ import annotations
@@ -35,8 +38,7 @@ from ...contract import Compressor, Exchange
 from ...contract.spec import NamedParam
 from ...errors import invalid
 from ...exchange.rounds import Rules, codec_for_rounds
-from ..agreement.fingerprint import SETTINGS, Fingerprint
-from ..attach import Grid, grid_of
+from ..attach import grid_of
 from ..fused import fused_messages
 from ..grid.dtensors import num_cuts
 from ..grid.shards import averages_in_host, join_island
@@ -49,7 +51,6 @@ from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.refusals import quietened, refuse_complex, sole_ddp
 from ..step.report import Check
-from ..step.shard_lengths import agree_among_shards
 from ..transport.wire import Group
 from .counting import Counting
 from .lock_step import LocalAttachment, LocalSteps, Rhythm, count_local_steps
@@ -88,7 +89,8 @@ def local_steps(  # noqa: PLR0913
     ``load_state_dict`` of the model, anchors restart at these weights.
 
     Args:
-        model: A module, or a DDP model, which then exchanges nothing itself.
+        model: A module, or a DDP model, which then exchanges nothing itself. A DDP
+            model whose group is one host of ``mesh`` goes on averaging there.
         optimizer: The optimizer that the loop steps. If the loop makes a new one of the
             same parameters, its steps count from its second step on.
         exchange: A compressor, an exchange, or a name.
@@ -118,7 +120,8 @@ def local_steps(  # noqa: PLR0913
             each tensor.
         tape: A function of a JSON line, which is called for each mean that takes effect
             on this rank. Default: none.
-        group: As for ``attach``. Default: all ranks.
+        group: As for ``attach``. For a model that FSDP2 or tensor parallelism cuts
+            within a site, it is the dimension of sites. Default: all ranks.
         mesh: As for ``attach``. Default: flat.
         options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
             ``trace_steps``. Default: ``gw.Options()``.
@@ -136,8 +139,8 @@ def local_steps(  # noqa: PLR0913
         RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the
             time-out.
         LoopMistake: Raised by ``optimizer.step()`` on all ranks if only some ranks have
-            loaded weights or called ``end_period()``, or if they have loaded different
-            weights.
+            loaded weights or called ``end_period()``, if they have loaded different
+            weights, or if the ranks of an island have made different steps.
 
     >>> import torch
     >>> import gradwire as gw
@@ -272,15 +275,6 @@ class _Locally(LocalAttachment):
                     first=len(made),
                 )
         return made
-
-    def agree_with_shards(
-        self, grid: Grid, messages: list[Message], fingerprint: Fingerprint
-    ) -> None:
-        """Compares settings within the island, whose messages may differ."""
-        facts = {**fingerprint[SETTINGS]}
-        del facts["setting shards"]
-        timeout = self.settings.failure.timeout
-        agree_among_shards(grid.who, grid.shards, facts, [], timeout)
 
     def check(self) -> Check:
         """The comparison of shared tensors, about as often as under ``attach``."""

@@ -58,12 +58,7 @@ def moments_of_all(
         rows = yield from rows_of_all(world, rows[0])
     if num_parts > 1:
         rows = yield from rows_of_all(num_parts, rows.flatten(), Among.SHARDS)
-    moments = [
-        LoopMoment(local_step, bool(ends_period), bool(has_learnt), num_loads, loads)
-        for local_step, ends_period, has_learnt, num_loads, loads in rows.view(
-            -1, len(own_moment)
-        ).tolist()
-    ]
+    moments = [LoopMoment(*row) for row in rows.view(-1, len(own_moment)).tolist()]
     for part in range(num_parts):
         refuse_unlike(moments[part * world :][:world], step)
     for site in range(world):

@@ -45,7 +45,7 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
 
 
 class OuterForm(NamedTuple):
-    """What a rank's outer state consists of."""
+    """The parts of a rank's outer state."""
 
     order: Sequence[str]
     """The parameters in the outer optimizer's order."""
@@ -74,7 +74,7 @@ def _leaves(outer: Mapping[str, Any], order: Sequence[str]) -> Iterator[_Leaf]:
             yield _Leaf(fields, key, order[index], f"{_OUTER}{key}_N")
 
 
-def spread(saved: Mapping[str, Any], form: OuterForm) -> None:
+def spread_outer(saved: Mapping[str, Any], form: OuterForm) -> None:
     """Makes outer tensors with a value for each element fields of their parameters.
 
     So they can be cut anew. An empty tensor takes the place of each.
@@ -94,7 +94,7 @@ def spread(saved: Mapping[str, Any], form: OuterForm) -> None:
 
 
 def collect_outer(saved: Mapping[str, Any], form: OuterForm) -> None:
-    """Puts what ``spread`` has made fields back into the outer state."""
+    """Puts what ``spread_outer`` has made fields back into the outer state."""
     params = saved["params"]
     for held, key, name, path in _leaves(saved["outer"], form.order):
         value = held[key]

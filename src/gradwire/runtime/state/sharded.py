@@ -23,7 +23,7 @@ from ..engine.plain import packed, read_packed, values_of_all
 from ..grid.dtensors import is_dtensor, shard_of
 from ..grid.reals import as_reals
 from ..transport.wire import Group
-from .outer_state import OuterForm, collect_outer, spread
+from .outer_state import OuterForm, collect_outer, spread_outer
 from .table import Origin, check_form, fields_of, is_tree, summed
 
 _REST = "rest"
@@ -133,7 +133,7 @@ def sharded_state(
         )
         check_whole("saved_by", saved_by, remedy, most=_MOST_REPLICAS)
     if owners.form is not None:
-        spread(saved, owners.form)
+        spread_outer(saved, owners.form)
     place = {key: saved[key] for key in _OF_PLACES if key in saved}
     place["params"] = fields_of(saved["params"], by_element=False)
     rest = {

@@ -16,28 +16,29 @@ from ..liveness.membership import Membership
 from .messages import Message
 
 
-def facts_of(messages: Sequence[Message], num_channels: int) -> dict[str, object]:
-    """The facts that ranks with parts of the same layers must have in common."""
-    facts: dict[str, object] = {"num_channels": num_channels}
-    for place, message in enumerate(messages):
-        facts[f"message {place}"] = _described(message)
-    return facts
-
-
 def agree_among_shards(
     who: Membership,
     shards: Membership,
-    facts: Mapping[str, object],
+    settings: Mapping[str, object],
     messages: Sequence[Message],
     timeout: timedelta,
 ) -> None:
-    """Tells each of ``messages`` the lengths of all its parts.
+    """Tells every message the lengths of all its parts.
 
-    Raises ``RanksDiffer`` on every rank of ``shards`` where their facts differ.
+    Raises ``RanksDiffer`` on every rank of ``shards`` where their settings differ, or
+    their messages do not correspond.
     """
     if shards.world == 1:
         return
-    own = {"place": f"rank {who.rank} of {who.world}", **facts}
+    own = {
+        "place": f"rank {who.rank} of {who.world}",
+        **settings,
+        "setting shards": shards.world,
+        **{
+            f"message {place}": _described(message)
+            for place, message in enumerate(messages)
+        },
+    }
     sizes = [message.spec.numel for message in messages]
 
     def checked(found: Mapping[int, Any]) -> list[list[int]]:
