@@ -196,6 +196,9 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
         )
     warn_of_versions()
     settings.choose_store()
+    is_module = isinstance(model, nn.Module)
+    if mesh is not None and is_module and has_dtensors(model.named_parameters()):
+        raise refusal_of(Feature.MESH, Feature.DTENSORS).error(mesh)
     if mesh is not None and group is not None:
         raise invalid(
             "group", group, "None beside mesh=, which names the ranks", "leave it out"
@@ -284,8 +287,6 @@ class Attachment:
         """Refuses a model and settings that cannot be used, and keeps both."""
         reshard(model)
         refuse_wrong_model(model)
-        if grid.mesh is not None and has_dtensors([*model.named_parameters()]):
-            raise refusal_of(Feature.MESH, Feature.DTENSORS).error(grid.mesh)
         self.model = model
         self.settings = settings.checked(grid.mesh, grid.who)
         self.params = trained(model)
@@ -328,8 +329,10 @@ class Attachment:
         if self.newcomer is None:
             networks = agree(grid.who, fingerprint, timeout)
         listeners.clear()
-        channels = self.settings.channels
-        agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
+        # Local steps send shards of other lengths in other messages.
+        alike = messages if self.way == "attach" else []
+        settings = fingerprint[SETTINGS]
+        agree_among_shards(grid.who, grid.shards, settings, alike, timeout)
         return networks
 
     def _healing(self, announced: str) -> Healing | None:

@@ -422,8 +422,8 @@ class Handle:
             DTensors of the shape (replicas, *shape of the parameter*).
 
         Raises:
-            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several
-                ranks.
+            InvalidSetting: The handle is of ``auto``, of local steps with a quorum or
+                of hosts of several ranks.
         """
         from .state.sharded import sharded_state
 

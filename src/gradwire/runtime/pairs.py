@@ -314,7 +314,7 @@ refuse(
     Feature.MESH,
     Feature.DTENSORS,
     "None beside parameters that are DTensors",
-    remedy="write group=mesh['replicate'] instead",
+    remedy="write group=mesh['replicate'], or the sites' dimension under local_steps",
 )
 for _name in (Feature.BUCKET_CAP, Feature.NUM_CHANNELS, Feature.COMPRESS_IF):
     refuse(_name, Feature.PLAN, "None beside a plan, which decides it", remedy=_OUT)
@@ -424,9 +424,10 @@ for _name in (Feature.PLAN, Feature.AUTO):
     )
 refuse(
     Feature.DTENSORS,
-    Feature.LOCAL_STEPS,
-    "one with plain parameters",
-    remedy="call gw.attach, or train a model that is whole on each rank",
+    Feature.QUORUM,
+    "one with plain parameters beside quorum=: the shards of an island would close "
+    "rounds with other sites",
+    remedy="leave quorum= out, so that sites exchange in lock step",
     what="model",
     given="one with DTensors",
 )

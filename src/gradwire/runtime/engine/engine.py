@@ -235,7 +235,7 @@ class Engine:
                 self.slots = Slots(bulk, channels[count], channels[count + 1])
             if count and self.rank == 0:
                 self.sweep(MEETING)  # all have read these, as all have connected
-            self._open(Among.SHARDS, shards, num_channels)
+            self._open(Among.SHARDS, shards, count)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
                 self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
@@ -989,34 +989,36 @@ def _name(verb: Communication) -> str:
     return f"{type(verb).__name__}{among}"
 
 
-def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
+def rows_of_all(world: int, own_N: Tensor, among: Among = Among.RANKS) -> Steps[Tensor]:
     """The steps by which ranks exchange rows of one length; returns all rows, in rank
     order.
     """
     rows_WN = own_N.repeat(world, 1)
     sizes = (own_N.numel(),) * world
-    yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes)
+    yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes, among)
     return rows_WN
 
 
-def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
+def figures_of_all(
+    engine: Engine, own: Sequence[float], among: Among = Among.RANKS
+) -> list[list[float]]:
     """Every rank's figures, in rank order."""
-    return announced_meanwhile(engine, own)()
+    return announced_meanwhile(engine, own, among)()
 
 
 def announced_meanwhile(
-    engine: Engine, own: Sequence[float]
+    engine: Engine, own: Sequence[float], among: Among = Among.RANKS
 ) -> Callable[[], list[list[float]]]:
     """Has ranks announce their figures beside what follows.
 
     The function returned waits until that is done, and returns all of them, in rank
     order.
     """
-    if engine.world == 1:
+    world = engine.world if among is Among.RANKS else engine.shards.world
+    if world == 1:
         return lambda: [list(own)]
-    steps = rows_of_all(
-        engine.world, torch.tensor(own, dtype=torch.float64, device="cpu")
-    )
+    own_N = torch.tensor(own, dtype=torch.float64, device="cpu")
+    steps = rows_of_all(world, own_N, among)
     end = engine.launch(0, "figures", steps, CONTROL)
 
     def rows() -> list[list[float]]:
