@@ -44,7 +44,7 @@ class Feature(StrEnum):
     JOINT_PAYLOAD = "an exchange that ranks make together"
     REDUCE_SCATTER = "fsdp.reduce_scatter"
     SERVERS = "servers"
-    SCALER = "a scaler"
+    SCALER = "scaler"
     DDP = "DDP"
     DTENSORS = "DTensors (fully_shard)"
     MESH = "mesh"
@@ -441,7 +441,6 @@ refuse(
 )
 for _name in (
     Feature.LOCAL_STEPS,
-    Feature.REDUCE_SCATTER,
     Feature.ADAPT,
     Feature.DDP,
     Feature.DTENSORS,
