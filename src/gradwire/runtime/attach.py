@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..contract.spec import NamedParam
-from ..errors import invalid
+from ..errors import InvalidSetting, invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import being_built
@@ -238,6 +238,8 @@ class Attachment:
     """The function that a user has called, as `pairs` names it."""
     quorum: int | None = None
     """The quorum of local steps in partial rounds, if it is such a call."""
+    serves = False
+    """Whether this rank only aggregates."""
     model: nn.Module
     settings: Settings
     params: list[NamedParam]
@@ -292,6 +294,13 @@ class Attachment:
         self.params = trained(model)
         facts = Facts(model, self.params, self.settings, self.way)
         refuse_pairs(facts._replace(quorum=self.quorum))
+        who = grid.who
+        first = who.world - self.settings.servers
+        if (who.rank >= first) != self.serves:
+            raise InvalidSetting(
+                f"this is rank {who.rank} of {who.world}: call gw.attach on ranks "
+                f"below {first}, and gw.serve on all others"
+            )
         refuse_other_shards(model, grid.who.ranks)
         is_compared = self.settings.failure.check_every is not None
         if grid.who.world > 1 and self.way == "attach" and is_compared:
@@ -403,6 +412,8 @@ class Attachment:
             warn_of_pairs(
                 Facts(self.model, self.params, settings, self.way, self.optimizer)
             )
+            if settings.servers:
+                engine.open_to_servers(settings.servers)
             synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
             progress = Progress(synchroniser, recorder, self.params, settings.scaler)
             undo.callback(observe(settings.scaler, progress))
