@@ -109,8 +109,7 @@ class lossless(Prescaled):
         room = Payload.empty(self.format(spec), buffer, grad_N.device)
         num_codes = encode_exponents(value_N, _coded(room), factor)
         form = _holding(spec, num_codes)
-        assert room.buffer is not None
-        content = room.buffer[: form.size_bytes]
+        content = room.content[: form.size_bytes]
         return Payload(form, content if buffer is not None else content.clone()), state
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:

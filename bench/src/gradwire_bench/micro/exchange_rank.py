@@ -127,9 +127,8 @@ class TimedExchange:
         nothing does.
         """
         kept_N = torch.zeros_like(like_N)
-        for state, part_N in zip(
-            self.states, torch.split(kept_N, self.sizes), strict=True
-        ):
+        parts = torch.split(kept_N, self.sizes)
+        for state, part_N in zip(self.states, parts, strict=True):
             for residual_N in residuals(state).values():
                 part_N += residual_N
         if any(residuals(state) for state in self.states):
