@@ -62,7 +62,7 @@ from ..contract import (
     Traits,
     synchronise_alone,
 )
-from ..contract.bounds import check_share, check_whole
+from ..contract.bounds import check_choice, check_share, check_whole
 from ..contract.compressor import Residual
 from ..contract.payload import Field, Format, Payload, slot_bytes
 from ..contract.registry import KINDS, load, names
@@ -72,7 +72,6 @@ from ..errors import InvalidSetting, RanksDiffer, invalid
 from ..kernels import select
 from ..kernels.distinct import count_distinct
 from ._coo import check_addressable, round_to_wire
-from ._quantise import check_choice
 from ._residual import as_working
 
 # ---- which tensors travel dense, and the density left to the others ------------------
@@ -616,11 +615,11 @@ def _codec(name: str, density: float) -> Compressor:
 
 
 def _refused(name: object) -> InvalidSetting:
-    accepted = (
-        "the name of a compressor that sends indices and values, and has a density"
-    )
     return invalid(
-        "selective sparsifier", name, accepted, "write 'dgc', or use it by itself"
+        "selective sparsifier",
+        name,
+        "the name of a compressor that sends indices and values, and has a density",
+        "write 'dgc', or use it by itself",
     )
 
 
