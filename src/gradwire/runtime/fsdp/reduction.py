@@ -120,9 +120,8 @@ class ColumnsOfCodec:
     def steps(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
         """One reduce-scatter of these columns.
 
-        A module hands in a row for each rank.
-
-        It has this ``scale``, which is taken off before the exchange if it must be.
+        ``given_N`` has a row for each rank. Its gradients have this ``scale``, which is
+        taken off before the exchange where values are not sent as they are.
         """
         rows = given_N.view(self.me.world, -1)
         own_rows = self._sent_N.view(self.me.world, -1)
