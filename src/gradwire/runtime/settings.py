@@ -471,9 +471,8 @@ def trained(model: nn.Module) -> list[NamedParam]:
     ]
     if not params:
         raise InvalidSetting(
-            "the model has no parameter that requires a gradient; nothing would "
-            "be exchanged: "
-            "attach after requires_grad is set"
+            "the model has no parameter that requires a gradient; nothing would be "
+            "exchanged: attach after requires_grad is set"
         )
     for name, p in params:
         if p.dtype.to_real() not in DTYPES:
