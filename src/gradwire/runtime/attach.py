@@ -591,24 +591,39 @@ class Attachment:
             self.run,
             self.backend,
         )
-        if hooks is not None and settings.failure.on_failure == "shrink":
-            from .survive.shrink import Shrinking
-
-            hooks.shrinking = Shrinking(
-                handle,
-                self.run,
-                progress,
-                params,
-                self.messages,
-                undo,
-                self.healing,
-                self.newcomer,
-            )
+        if settings.failure.on_failure == "shrink":
+            self._survive(handle, progress, hooks or buckets, undo)
         if buckets is not None and isinstance(model, DistributedDataParallel):
             from .ddp.comm_hook import refuse_fewer
 
-            undo.callback(refuse_fewer(model))
+            survives = settings.failure.on_failure == "shrink"
+            undo.callback(refuse_fewer(model, survives=survives))
         return handle
+
+    def _survive(
+        self, handle: Handle, progress: Progress, hooks: Any, undo: ExitStack
+    ) -> None:
+        """Has ranks go on without lost ranks."""
+        from .survive.groups import open_group
+        from .survive.shrink import Shrinking
+
+        hooks.shrinking = Shrinking(
+            handle,
+            self.run,
+            progress,
+            self.params,
+            self.messages,
+            undo,
+            self.healing,
+            self.newcomer,
+        )
+        if isinstance(model := self.model, DistributedDataParallel):
+            hooks.shrinking.on_drop = hooks.drop
+            name = f"{progress.synchroniser.engine.who.name}/ddp {handle.rank}"
+            backends = dist.get_backend_config(model.process_group)
+            alone = open_group(name, 0, 1, self.settings.failure.timeout, backends)
+            undo.callback(lambda: hooks.rejoin(self.run.group))
+            hooks.stand_alone(alone)
 
     def _overlapping(self, progress: Progress) -> Callable[[], Overlap] | None:
         """Makes the overlap of the next forward pass; None if no plan can ask it."""
@@ -623,7 +638,7 @@ class Attachment:
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
         """The hooks of a DDP model that has messages, or may get some; else None."""
-        from .ddp.comm_hook import DDPInTurn, count_steps, serve_hook
+        from .ddp.comm_hook import DDPHooks, DDPInTurn, count_steps, serve_hook
 
         settings = self.settings
         params = self.params
@@ -633,8 +648,14 @@ class Attachment:
         is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
         # A static graph gives its gradients to DDP late, and twice in the first step.
         takes_turns = settings.pilot is not None and is_flat and not model.static_graph
-        serve = DDPInTurn if takes_turns else serve_hook
-        hooks: DDPHooks | DDPInTurn = serve(progress, model, params)
+        hooks: DDPHooks | DDPInTurn
+        if takes_turns:
+            hooks = DDPInTurn(progress, model, params)
+        else:
+            kind = DDPHooks
+            if settings.failure.on_failure == "shrink":
+                from .ddp.surviving import SurvivingHooks as kind
+            hooks = serve_hook(progress, model, params, kind)
         undo.callback(hooks.remove)
         return hooks
 

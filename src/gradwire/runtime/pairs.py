@@ -44,6 +44,7 @@ class Feature(StrEnum):
     JOINT_PAYLOAD = "an exchange that ranks make together"
     REDUCE_SCATTER = "fsdp.reduce_scatter"
     DDP = "DDP"
+    DDP_COLLECTIVES = "DDP's own collectives"
     DTENSORS = "DTensors (fully_shard)"
     MESH = "mesh"
     SPARSE_ROWS = "sparse rows"
@@ -137,6 +138,20 @@ def _no_optimizer(facts: Facts) -> bool:
     )
 
 
+def _ddp_collectives(facts: Facts) -> str:
+    """The setting by which a DDP model has collectives of its own in each step."""
+    ddp = facts.model
+    if not isinstance(ddp, DistributedDataParallel):
+        return ""
+    settings = {
+        "broadcast_buffers": ddp.broadcast_buffers and bool([*ddp.buffers()]),
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "delay_all_reduce_named_params": bool(ddp._delay_all_reduce_params),
+    }
+    return next((f"{name}=" for name, is_set in settings.items() if is_set), "")
+
+
 def _joint_payload(facts: Facts) -> Any:
     """The exchange, if no rank can make its payload alone."""
     exchange = facts.settings.exchange
@@ -189,6 +204,7 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     Feature.JOINT_PAYLOAD: _joint_payload,
     Feature.REDUCE_SCATTER: lambda facts: facts.way == Feature.REDUCE_SCATTER,
     Feature.DDP: lambda facts: isinstance(facts.model, DistributedDataParallel),
+    Feature.DDP_COLLECTIVES: _ddp_collectives,
     Feature.DTENSORS: lambda facts: has_dtensors(facts.params),
     Feature.MESH: _ranks_per_host,
     Feature.SPARSE_ROWS: lambda facts: next(iter(_rows(facts)), ""),
@@ -341,9 +357,9 @@ refuse(
 _RESTART = "leave on_failure out, and restart from a checkpoint"
 refuse(
     Feature.ON_FAILURE,
-    Feature.DDP,
-    "'end' beside a DDP model, whose own connections break",
-    remedy=_RESTART,
+    Feature.DDP_COLLECTIVES,
+    "'end' beside a DDP model with {second}, by which DDP itself waits for lost ranks",
+    remedy="make it without, or attach its module",
 )
 refuse(
     Feature.ON_FAILURE,

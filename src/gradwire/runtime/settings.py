@@ -266,6 +266,7 @@ class Settings:
             or options.backend != "auto"
             or failure.check_every not in (None, DEFAULT_CHECK_EVERY)
             or failure.timeout != DEFAULT_TIMEOUT
+            or failure.on_failure != "end"
         )
 
     @property

@@ -246,7 +246,7 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "int8": _int8,
 }
 """Functions that make the peers, by the name of the compressor."""
-SELECTING = frozenset({"topk", "dgc", "graddrop"})
+SELECTING = frozenset({"topk", "dgc", "graddrop", "gaussiank", "redsync", "sidco"})
 """The compressors whose peer is torch's ``topk``."""
 
 

@@ -19,7 +19,7 @@ that are further back in this order, so the rank furthest back never waits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -54,6 +54,7 @@ from ..liveness.blame import (
     loopback_name,
     silence,
 )
+from ..liveness.epochs import Epoch, next_epoch
 from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..liveness.pulse import Place, Pulse, Sign
@@ -161,6 +162,12 @@ class Engine:
     _elsewhere: BaseException | None = None
     on_failure: Callable[[BaseException], None] | None = None
     """A function that is called with the first failure."""
+    on_loss: Callable[[Alarm], bool] | None = None
+    """A function that takes the loss of ranks, in any thread.
+
+    It returns whether the run goes on without them; then nothing fails here. Some
+    thread of the caller's has to call ``next_epoch``.
+    """
 
     def __init__(
         self,
@@ -503,10 +510,23 @@ class Engine:
         """The progress of every rank, read anew; empty if the store does not answer."""
         return [] if self._pulse is None else self._pulse.signs()
 
-    @property
-    def store_is_lost(self) -> bool:
-        """Whether the connection to the job's store is broken."""
-        return self._pulse is None or self._pulse.store_is_lost
+    def next_epoch(self, own: Any, lost: Collection[int] = ()) -> Epoch | None:
+        """The next epoch, without ranks that are ``lost``; see `epochs.next_epoch`.
+
+        ``own`` is the value that this rank announces. An alarm of the next epoch is
+        heard from now on.
+        """
+        if self._pulse is None:
+            return None
+        epoch = next_epoch(self._pulse, self.who, own, self.timeout, lost)
+        if epoch is not None:
+            self._pulse.go_on(epoch.number, epoch.ranks)
+        return epoch
+
+    def survive(self) -> None:
+        """Notes that the loss of a rank in a step ends no process."""
+        if self._pulse is not None:
+            self._pulse.lingers = False
 
     def lose(
         self,
@@ -519,14 +539,29 @@ class Engine:
         """Fails because of other ranks, announces it, and returns the error."""
         return self.break_off(Alarm(ranks, step, text, code), how)
 
-    def break_off(self, alarm: Alarm, how: str) -> BaseException:
-        """Fails by an alarm on all ranks; returns the error of the first failure."""
+    def break_off(
+        self, alarm: Alarm, how: str, *, in_step: bool = False
+    ) -> BaseException:
+        """Fails by an alarm on all ranks; returns the error of the first failure.
+
+        It leaves them time to hear it, unless they survive a loss ``in_step``.
+        """
         if self._failure is None:
             if self._pulse is not None:
-                alarm = self._pulse.raise_alarm(alarm)
-            self._fail(failure_of(alarm, self.who, how))
-        assert self._failure is not None
+                lingers = self._pulse.lingers or not in_step
+                alarm = self._pulse.raise_alarm(alarm, lingers=lingers)
+            return self._take(alarm, how)
         return self._failure
+
+    def _take(self, alarm: Alarm, how: str) -> BaseException:
+        """Fails by an alarm, unless the run goes on without the ranks that it names.
+
+        Returns the error of the first failure, or of the alarm.
+        """
+        error = failure_of(alarm, self.who, how)
+        if self.on_loss is None or not alarm.ranks or not self.on_loss(alarm):
+            self._fail(error)
+        return self._failure or error
 
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
@@ -625,7 +660,7 @@ class Engine:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
         # An alarm of another rank that came in the meantime stands.
-        self.break_off(alarm, how)
+        self.break_off(alarm, how, in_step=True)
 
     def unreachable(
         self, name: str, error: BaseException, step: int = IN_ATTACH
@@ -653,7 +688,7 @@ class Engine:
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(failure_of(alarm, self.who, "announced by another rank"))
+        self._take(alarm, "announced by another rank")
 
     def _lose_store(self) -> None:
         # This rank ends. Ranks that ask later must not take it for the cause.
