@@ -101,7 +101,7 @@ class TimedExchange:
         self.engine = engine
         own = specs or [TensorSpec("grad", work_N.numel())]
         self.sizes = [spec.numel for spec in own]
-        self.parts = work_N.split(self.sizes)
+        self.parts = torch.split(work_N, self.sizes)
         self.members = [Member(engine.rank, engine.world) for _ in own]
         self.states: list[Any] = [exchange.init(spec, engine.world) for spec in own]
 
@@ -127,7 +127,8 @@ class TimedExchange:
         nothing does.
         """
         kept_N = torch.zeros_like(like_N)
-        for state, part_N in zip(self.states, kept_N.split(self.sizes), strict=True):
+        parts = torch.split(kept_N, self.sizes)
+        for state, part_N in zip(self.states, parts, strict=True):
             for residual_N in residuals(state).values():
                 part_N += residual_N
         if any(residuals(state) for state in self.states):
