@@ -338,7 +338,7 @@ class Handle:
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of this rank's last steps (``trace_steps=``), for ``save_chrome``.
+        """Spans of this rank's last steps (``trace_steps=``), as they were timed.
 
         Returns:
             The trace. Where DDP averages it holds nothing of the network but the wait

@@ -30,7 +30,7 @@ class Attached(Protocol):
 
 
 class Side(Protocol):
-    """What takes turns."""
+    """A side of a comparison, which is timed in turn with the other."""
 
     def turn(self) -> float: ...
 
