@@ -515,8 +515,12 @@ class Handle:
         from .state.table import Origin
 
         if self._engine.servers:
-            accepted = "of ranks that all train: servers keep state of their own"
-            raise invalid("handle", "one beside servers", accepted, "save the model")
+            raise invalid(
+                "handle",
+                "one beside servers",
+                "of ranks that all train: servers keep state of their own",
+                "save the model",
+            )
         per_host = self._engine.ranks_per_host
         return Origin(
             self._algorithm,

@@ -286,9 +286,8 @@ class ShardReduction:
     def _carry(self, verbs: tuple[Verb, ...]) -> list[Any]:
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
         carry_out(network, self._channels * len(network), straight=True)
-        world = self._who.world
         self._wire_bytes += sum(
-            sent_bytes(verb, self._who.rank, world) for verb in network
+            sent_bytes(verb, self._who.rank, self._who.world) for verb in network
         )
         return [verb.fn() if isinstance(verb, Compute) else None for verb in verbs]
 
