@@ -145,8 +145,7 @@ def shrinking(
         elif rank == victim and how.startswith("between steps"):
             die()
         elif how == "between steps, nobody looks":
-            while not handle._engine.has_failed:  # until all have heard of it
-                time.sleep(0.01)
+            time.sleep(4.0)  # until all have heard of it
         elif rank == victim:
             die_confirming(handle)
         elif how == "confirming":
