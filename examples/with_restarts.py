@@ -20,18 +20,23 @@ from torch import nn
 
 import gradwire as gw
 
-NUM_STEPS = 40
-KILLED_BEFORE = 25
-SAVED_EVERY = 10
+NUM_STEPS = 100
+KILLED_BEFORE = 45
+SAVED_EVERY = 20
 
 
 def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
     start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    # the agent's store, in which each start has a part of its own
+    port = int(os.environ["MASTER_PORT"])
+    agents = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
+    store = dist.PrefixStore(f"start {start}", agents)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     torch.manual_seed(0)
     model = nn.Linear(64, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     failure = gw.FailurePolicy(timeout=timedelta(minutes=2))
     handle = gw.attach(model, gw.compress.topk(density=0.25), failure=failure)
     file = folder / "state.pt"
