@@ -241,6 +241,8 @@ class Attachment:
     """This process on its way into a run; None where it starts with the others."""
     run: Run
     """The ranks that train together."""
+    engine_of: Callable[[Membership], Engine]
+    """A function that connects ranks as this attach does."""
     backend: dict[str, Any]
     """The back ends that carry messages, for ``stats()``."""
 
@@ -364,7 +366,7 @@ class Attachment:
         if newcomer is None and bulk is not None and bulk.rank >= grid.who.world:
             accepted = f"one of {grid.who.world} ranks"
             raise invalid("plan.bulk.rank", bulk.rank, accepted, "name another")
-        engine_of = partial(
+        self.engine_of = engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
             timeout=settings.failure.timeout,
@@ -603,7 +605,7 @@ class Attachment:
             handle,
             self.run,
             progress,
-            self.params,
+            self.engine_of,
             self.messages,
             undo,
             self.healing,

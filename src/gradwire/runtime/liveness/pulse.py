@@ -295,7 +295,7 @@ class Pulse:
 
     def is_gone(self, rank: int) -> bool:
         """Whether a rank was gone when signs were last read."""
-        has_ended = rank in self.roll_call.refused
+        has_ended = rank in self.roll_call.ended
         patience_s = ENDED_S if has_ended else PATIENCE_S
         return self._signs[rank].still_s >= patience_s
 
