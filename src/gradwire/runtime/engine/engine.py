@@ -552,10 +552,7 @@ class Engine:
         """
         if self._pulse is None:
             return None
-        epoch = next_epoch(self._pulse, self.who, own, self.timeout, lost)
-        if epoch is not None:
-            self._pulse.go_on(epoch.number, epoch.ranks)
-        return epoch
+        return next_epoch(self._pulse, self.who, own, self.timeout, lost)
 
     def survive(self) -> None:
         """Notes that the loss of a rank in a step ends no process."""
