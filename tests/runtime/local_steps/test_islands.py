@@ -46,6 +46,7 @@ from tests.runtime.training import (
     everything,
     train,
 )
+from tests.test_examples import launched
 
 pytestmark = pytest.mark.multi
 
@@ -278,7 +279,10 @@ def otherwise_cut(rank: int, world: int) -> list[tuple[str, str, str]]:
                 net: nn.Module = Parallel()
                 if is_cut:
                     net, mesh = make(mesh)
-                keeps = {"compress_if": everything}
+                keeps: Any = {"compress_if": everything}
+                if make is tensor_parallel:
+                    # one rank's part of ``down`` alone is a message of its own
+                    keeps["bucket_cap_mb"] = 84 / 2**20
                 optimizer, handle = started(net, mesh, exchange, STREAMING, **keeps)
                 learn(net, optimizer, rank // 2, range(9))
                 handle.end_period()
@@ -604,3 +608,31 @@ def test_another_number_of_sites_is_refused(
     four.run(saved_sharded, str(tmp_path))
     for text in ranks_of(6).run(other_sites, str(tmp_path)):
         assert "the number of sites that saved a state of local steps must be 3" in text
+
+
+PROGRAM = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import gradwire as gw
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("site", "shard"))
+net = fully_shard(nn.Linear(4, 6), mesh=mesh["shard"])
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+handle = gw.local_steps(net, optimizer, "none", every=1, group=mesh["site"])
+net(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+assert handle.stats()["exchanges"] == 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_program_of_one_island_may_end_without_detach(tmp_path: Path) -> None:
+    """A thread that asked the store as the interpreter ended aborted the process."""
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM, encoding="utf-8")
+    launched(path, 2, tmp_path)
