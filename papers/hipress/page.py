@@ -17,6 +17,7 @@ from ..frame import (
 )
 from .ablation import figure12
 from .accuracy import draw14, figure14
+from .batch import batch
 from .convergence import draw16, figure16
 from .coordinator import coordinator
 from .gpu_use import draw10, figure10
@@ -75,7 +76,13 @@ CONTENTS = (
         NO_CLUSTER,
         how=SIMULATED,
     ),
-    Item("figure 2", "CaSync's design", why=DRAWING),
+    Item(
+        "figure 2",
+        "CaSync's design",
+        ("batch",),
+        "a drawing; of its queues the encodes that wait are joined, or not",
+        how=BOTH,
+    ),
     Item(
         "figure 3",
         "coordinated bulk synchronisation",
@@ -205,6 +212,7 @@ hipress = Reproduction(
             table7,
             unprinted=frozenset({"strategy", "num_nodes", "size_bytes"}),
         ),
+        Figure("batch", "encodes that wait, joined or not", batch),
         Figure("servers", "servers of their own, and beside workers", servers),
         Figure(
             "coordinator",
