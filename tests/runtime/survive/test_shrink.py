@@ -456,6 +456,7 @@ def survival(params: list[torch.nn.Parameter]) -> Any:
     one._params = [(str(place), param) for place, param in enumerate(params)]
     one._name, one._due = "0-1-2/1", None
     one._undoes = one._is_torn = False
+    one.on_drop = lambda: None
     one._connected = lambda *_: (None, None)
     one._move = lambda *_: None
     return one
