@@ -535,7 +535,7 @@ class FragmentOwner:
         self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
         self._is_open = saved["is_open"]
         if self._has_quorum:
-            self.closes_at_s = 0.0
+            self.closes_at_s = self._grace_s(0.0)
         self.codec.load(saved["codec"])
 
 

@@ -302,7 +302,7 @@ class PartialSteps(LocalSteps):
         figures = super().stats()
         figures["step_s"] *= self._rhythm.gap
         versions = [learner.version for learner in self._rounds.learners]
-        return {**figures, "exchanges": sum(versions)}
+        return {**figures, "averaged_by": "gradwire", "exchanges": sum(versions)}
 
     def residuals(self) -> dict[str, Tensor]:
         """This rank's residuals by parameter name: pseudo-gradients not sent yet."""
