@@ -91,24 +91,15 @@ class Fragment:
         self._outer.step(self.by_name(mean_N))
 
 
-class ParamRows(Sequence[Tensor]):
+class ParamRows(dict[int, Tensor]):
     """The rows of all fragments' parameters, each gathered when it is first read."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         self._fragments = fragments
-        self._rows: dict[int, Tensor] = {}
 
-    def __len__(self) -> int:
-        return len(self._fragments)
-
-    def __getitem__(self, fragment: Any) -> Any:
-        if fragment not in self._rows:
-            self._rows[fragment] = self._fragments[fragment].gathered()
-        return self._rows[fragment]
-
-    def put(self, fragment: int) -> None:
-        """Puts a fragment's row into its parameters."""
-        self._fragments[fragment].put(self[fragment])
+    def __missing__(self, fragment: int) -> Tensor:
+        self[fragment] = self._fragments[fragment].gathered()
+        return self[fragment]
 
 
 class PartialSteps(LocalSteps):
@@ -235,7 +226,7 @@ class PartialSteps(LocalSteps):
             value = act(rows)
             for fragment, learner in enumerate(learners):
                 if learner.version != versions[fragment]:
-                    rows.put(fragment)
+                    self._flat[fragment].put(rows[fragment])
         return value
 
     def _settle(self) -> None:
