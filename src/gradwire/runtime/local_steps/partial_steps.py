@@ -378,7 +378,7 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
             accepted = "0 beside quorum=, as a merge takes effect when it comes"
             raise invalid(name, value, accepted, "leave it out")
     grace = asked["grace"]
-    if isinstance(grace, str) and grace != "adaptive":
+    if grace is None or (isinstance(grace, str) and grace != "adaptive"):
         raise invalid("grace", grace, "'adaptive' or seconds, from 0", "leave it out")
     return Rules(
         quorum=asked["quorum"],
