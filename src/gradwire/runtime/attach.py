@@ -250,6 +250,8 @@ class Attachment:
     """This process on its way into a run; None where it starts with the others."""
     run: Run
     """The ranks that train together."""
+    engine_of: Callable[[Membership], Engine]
+    """A function that connects ranks as this attach does."""
     backend: dict[str, Any]
     """The back ends that carry messages, for ``stats()``."""
 
@@ -385,7 +387,7 @@ class Attachment:
                 "name another",
             )
         is_idle = self.quorum is not None or self.is_left_to_ddp(messages)
-        engine_of = partial(
+        self.engine_of = engine_of = partial(
             Engine,
             num_channels=0 if is_idle else settings.channels,
             timeout=settings.failure.timeout,
@@ -628,7 +630,7 @@ class Attachment:
             handle,
             self.run,
             progress,
-            self.params,
+            self.engine_of,
             self.messages,
             undo,
             self.healing,

@@ -40,16 +40,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Layout, State, Traits
-from ..contract.bounds import check_choice, check_whole
-from ..contract.payload import Format, Payload
-from ..contract.spec import TensorSpec, spec_of, working_dtype
-from ..errors import invalid
-from ..kernels import cosines
-from ..kernels.sparse.entries import Entries
-from ..kernels.sparse.formats.elias_fano import elias_fano
-from ._coo import check_addressable
-from ._residual import EncodesMany, as_working
+from gradwire.compress._coo import check_addressable
+from gradwire.compress._residual import EncodesMany, as_working
+from gradwire.contract import Layout, State, Traits
+from gradwire.contract.bounds import check_choice, check_whole
+from gradwire.contract.payload import Format, Payload
+from gradwire.contract.spec import TensorSpec, spec_of, working_dtype
+from gradwire.errors import invalid
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.formats.elias_fano import elias_fano
+
+from . import _cosines as cosines
 
 _DTYPES = (torch.bfloat16, torch.float32)
 
