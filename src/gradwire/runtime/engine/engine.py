@@ -261,16 +261,17 @@ class Engine:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
             self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
 
-    def open_beside(self, name: str) -> Channel:
+    def open_beside(self, name: str, timeout: timedelta = _ENDLESS) -> Channel:
         """A channel to all ranks that no message takes; all ranks call it.
 
-        Its receives may wait for as long as training goes on.
+        By default its receives may wait for as long as training goes on.
         """
         who = self.who.beside(name)
         [channel] = self.meanwhile(
-            "connect", lambda: open_channels(*who[:3], 1, _ENDLESS)
+            "connect", lambda: open_channels(*who[:3], 1, timeout)
         )
-        self.routes.groups[Among.RANKS].channels.append(channel)
+        group = RankGroup(*self.who[:3], [])
+        self.routes.groups.setdefault(Among.RANKS, group).channels.append(channel)
         return channel
 
     def open_to_servers(self, servers: int) -> None:
