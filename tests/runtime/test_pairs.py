@@ -78,6 +78,9 @@ class Small(nn.Module):
 
 def exchange_of(features: set[str], model: nn.Module) -> Any:
     codecs = gw.compress
+    if Feature.SERVERS in features:
+        served = gw.pair(codecs.topk(density=0.1), gw.collective.casync_ps(servers=1))
+        return gw.adapt(served) if Feature.ADAPT in features else served
     made = {
         "error feedback": lambda: codecs.topk(density=0.1),
         "momentum correction": lambda: gw.with_momentum_correction(

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..contract.spec import NamedParam
-from ..errors import invalid
+from ..errors import InvalidSetting, invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import being_built
@@ -188,10 +188,17 @@ class Grid(NamedTuple):
 def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid:
     """This rank's place, from the groups or the mesh that a user gave."""
     if not hasattr(Store, "clone"):  # ranks meet by it
-        remedy = "install that: pip install 'torch>=2.9'"
-        raise invalid("torch", torch.__version__, "2.9 or newer", remedy)
+        raise invalid(
+            "torch",
+            torch.__version__,
+            "2.9 or newer",
+            "install that: pip install 'torch>=2.9'",
+        )
     warn_of_versions()
     settings.choose_store()
+    is_module = isinstance(model, nn.Module)
+    if mesh is not None and is_module and has_dtensors(model.named_parameters()):
+        raise refusal_of(Feature.MESH, Feature.DTENSORS).error(mesh)
     if mesh is not None and group is not None:
         raise invalid(
             "group", group, "None beside mesh=, which names the ranks", "leave it out"
@@ -231,6 +238,8 @@ class Attachment:
     """The function that a user has called, as `pairs` names it."""
     quorum: int | None = None
     """The quorum of local steps in partial rounds, if it is such a call."""
+    serves = False
+    """Whether this rank only aggregates."""
     model: nn.Module
     settings: Settings
     params: list[NamedParam]
@@ -282,13 +291,18 @@ class Attachment:
         """Refuses a model and settings that cannot be used, and keeps both."""
         reshard(model)
         refuse_wrong_model(model)
-        if grid.mesh is not None and has_dtensors([*model.named_parameters()]):
-            raise refusal_of(Feature.MESH, Feature.DTENSORS).error(grid.mesh)
         self.model = model
         self.settings = settings.checked(grid.mesh, grid.who)
         self.params = trained(model)
         facts = Facts(model, self.params, self.settings, self.way)
         refuse_pairs(facts._replace(quorum=self.quorum))
+        who = grid.who
+        first = who.world - self.settings.servers
+        if (who.rank >= first) != self.serves:
+            raise InvalidSetting(
+                f"this is rank {who.rank} of {who.world}: call gw.attach on ranks "
+                f"below {first}, and gw.serve on all others"
+            )
         refuse_other_shards(model, grid.who.ranks)
         is_compared = self.settings.failure.check_every is not None
         if grid.who.world > 1 and self.way == "attach" and is_compared:
@@ -326,8 +340,10 @@ class Attachment:
         if self.newcomer is None:
             networks = agree(grid.who, fingerprint, timeout)
         listeners.clear()
-        channels = self.settings.channels
-        agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
+        # Local steps send shards of other lengths in other messages.
+        alike = messages if self.way == "attach" else []
+        settings = fingerprint[SETTINGS]
+        agree_among_shards(grid.who, grid.shards, settings, alike, timeout)
         return networks
 
     def _healing(self, announced: str) -> Healing | None:
@@ -364,8 +380,12 @@ class Attachment:
         recorder = Recorder(settings.options.trace_steps)
         bulk = None if settings.plan is None else settings.plan.bulk
         if newcomer is None and bulk is not None and bulk.rank >= grid.who.world:
-            accepted = f"one of {grid.who.world} ranks"
-            raise invalid("plan.bulk.rank", bulk.rank, accepted, "name another")
+            raise invalid(
+                "plan.bulk.rank",
+                bulk.rank,
+                f"one of {grid.who.world} ranks",
+                "name another",
+            )
         self.engine_of = engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
@@ -394,6 +414,8 @@ class Attachment:
             warn_of_pairs(
                 Facts(self.model, self.params, settings, self.way, self.optimizer)
             )
+            if settings.servers:
+                engine.open_to_servers(settings.servers)
             synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
             progress = Progress(synchroniser, recorder, self.params, settings.scaler)
             undo.callback(observe(settings.scaler, progress))

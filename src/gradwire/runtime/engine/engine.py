@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -58,7 +58,7 @@ from ..liveness.epochs import Epoch, next_epoch
 from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..liveness.pulse import Place, Pulse, Sign
-from ..liveness.sweeping import give_memory_back, leave_later
+from ..liveness.sweeping import give_memory_back, leave_soon
 from ..transport.task_graph import (
     Once,
     Over,
@@ -160,6 +160,8 @@ class Engine:
     """Whether this process was forked from the one that has connected."""
     _closed: InvalidSetting | None = None
     _elsewhere: BaseException | None = None
+    servers = range(0)
+    """The last ranks, if these hold no model and only aggregate."""
     on_failure: Callable[[BaseException], None] | None = None
     """A function that is called with the first failure."""
 
@@ -229,7 +231,7 @@ class Engine:
                 self.slots = Slots(bulk, channels[count], channels[count + 1])
             if count and self.rank == 0:
                 self.sweep(MEETING)  # all have read these, as all have connected
-            self._open(Among.SHARDS, shards, num_channels)
+            self._open(Among.SHARDS, shards, count)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
                 self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
@@ -265,10 +267,37 @@ class Engine:
         self.routes.groups[Among.RANKS].channels.append(channel)
         return channel
 
-    def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
+    def open_to_servers(self, servers: int) -> None:
+        """Connects rank 0 with the last ranks, which hold no model; all ranks call it.
+
+        A server waits for as long as a training takes between two steps.
+        """
+        self._to_servers = self.open_beside("servers")
+        self.servers = range(self.world - servers, self.world)
+
+    def _tell_servers(self, *, is_step: bool) -> None:
+        """Has rank 0 tell servers that a step begins, or that none will.
+
+        A server listens since it ended the last step, so this does not wait for long.
+        """
+        word_1 = torch.full((1,), is_step, dtype=torch.uint8, device="cpu")
+        for rank in () if self.rank else self.servers:
+            self._to_servers.send([word_1], rank, 0).wait(self.timeout)
+
+    def hears_of_step(self) -> bool:
+        """Waits, on a server, until a step begins; False if none will."""
+        word_1 = torch.empty(1, dtype=torch.uint8, device="cpu")
+        hearing = self._to_servers.recv([word_1], 0, 0)
+        self.meanwhile("hear of a step", hearing.wait, is_endless=True)
+        return bool(word_1)
+
+    def meanwhile(
+        self, what: str, work: Callable[[], Any], *, is_endless: bool = False
+    ) -> Any:
         """The result of ``work``, which waits for other ranks outside of messages.
 
-        Raises as soon as another rank announces that it cannot take part.
+        Raises as soon as another rank announces that it cannot take part. The time-out
+        bounds it if it is not ``is_endless``.
         """
         working = in_background(work)
         over = threading.Event()
@@ -276,7 +305,8 @@ class Engine:
         waiter = Once(lambda failure: over.set())
         with self._lock:
             self._waiters.append(waiter)
-        over.wait((self.timeout + STORE_PATIENCE).total_seconds())
+        timeout = _ENDLESS if is_endless else self.timeout
+        over.wait((timeout + STORE_PATIENCE).total_seconds())
         waiter.called = True
         self.check()
         try:
@@ -286,20 +316,23 @@ class Engine:
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; called between two steps."""
-        try:
-            broadcast_all(tensors, self.routes.first_channel, src=source)
-        except RuntimeError as error:
-            raise self.unreachable("broadcast", error) from error
+        channel = self.routes.first_channel
+        self._carry("broadcast", partial(broadcast_all, tensors, channel, src=source))
 
     def rows(self, own_N: Tensor) -> Tensor:
         """All ranks' tensors of one length, in rank order; between two steps."""
         rows_WN = own_N.new_empty(self.world, own_N.numel())
         gather = AllGather(rows_WN.view(-1), own_N)
-        try:
-            carry_out([gather], [self.routes.first_channel])
-        except RuntimeError as error:
-            raise self.unreachable("all_gather", error) from error
+        channel = self.routes.first_channel
+        self._carry("all_gather", partial(carry_out, [gather], [channel]))
         return rows_WN
+
+    def _carry(self, name: str, work: Callable[[], object]) -> None:
+        """Does an operation between two steps, which may reach no ranks."""
+        try:
+            work()
+        except RuntimeError as error:
+            raise self.unreachable(name, error) from error
 
     def use(self, credit: int) -> None:
         """Has messages take the first ``credit`` channels from now on, as in a plan.
@@ -313,6 +346,10 @@ class Engine:
         """Sets the step of the next messages; ``launched`` counts those launched."""
         self._step = step
         self._show(launched)
+        try:
+            self._tell_servers(is_step=True)
+        except RuntimeError as error:
+            raise self.unreachable("tell servers", error, step) from error
 
     def launch(
         self, index: int, name: str, steps: Steps[Any], how: Launch = PLAIN
@@ -399,7 +436,7 @@ class Engine:
         self.refuse_copy()  # in a forked process, locks may be held for ever
         over = threading.Lock()  # an Event takes ten times as long
         over.acquire()
-        ended = list[BaseException | None]()
+        ended = []
 
         def end(failure: BaseException | None) -> None:
             ended.append(failure)
@@ -571,6 +608,10 @@ class Engine:
         """
         if self.is_copy:
             return
+        if self._failure is None:
+            with suppress(RuntimeError):  # a server that is gone hears nothing
+                self._tell_servers(is_step=False)
+        self.servers = range(0)
         with self._lock:
             waiters = [waiter for waiter in self._waiters if not waiter.called]
             is_first = self._closed is None  # a handle that is dropped closes it again
@@ -600,8 +641,8 @@ class Engine:
         self._tails = [_NOTHING] * len(self._tails)
         self._last_turn = _NOTHING
         # once for each rank: the last one to leave deletes all notes
-        if self.shards.name and is_first:
-            leave_later(self.shards.name, self.shards.world)
+        if self.shards.name and is_first and self._failure is None:
+            leave_soon(self.shards.name, self.shards.world)
         give_memory_back()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:
@@ -789,10 +830,10 @@ class Driver:
         if self.slots is not None:
             network, in_slots = self._in_slots(network, self.slots)
         apart = computes
-        wire: list[Task] = []
+        wire = []
         if network:
             channel = self.routes.of(network, self.index, self.lane)[0]
-            beside: list[Task] = []
+            beside = []
             is_carried = not is_begun(network, channel)
             if is_carried and all(map(self._computes_here, computations)):
                 beside = computes
@@ -806,8 +847,8 @@ class Driver:
     ) -> tuple[list[Communication], list[Task]]:
         """The verbs that wait for the message's turn, and the tasks of the others."""
         group = self.routes.groups[Among.RANKS]
-        left: list[Communication] = []
-        tasks: list[Task] = []
+        left = []
+        tasks = []
         for asked in network:
             with as_on_a_lane():
                 verbs = as_sends(asked, group.rank, group.world)
@@ -968,34 +1009,36 @@ def _name(verb: Communication) -> str:
     return f"{type(verb).__name__}{among}"
 
 
-def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
+def rows_of_all(world: int, own_N: Tensor, among: Among = Among.RANKS) -> Steps[Tensor]:
     """The steps by which ranks exchange rows of one length; returns all rows, in rank
     order.
     """
     rows_WN = own_N.repeat(world, 1)
     sizes = (own_N.numel(),) * world
-    yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes)
+    yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes, among)
     return rows_WN
 
 
-def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
+def figures_of_all(
+    engine: Engine, own: Sequence[float], among: Among = Among.RANKS
+) -> list[list[float]]:
     """Every rank's figures, in rank order."""
-    return announced_meanwhile(engine, own)()
+    return announced_meanwhile(engine, own, among)()
 
 
 def announced_meanwhile(
-    engine: Engine, own: Sequence[float]
+    engine: Engine, own: Sequence[float], among: Among = Among.RANKS
 ) -> Callable[[], list[list[float]]]:
     """Has ranks announce their figures beside what follows.
 
     The function returned waits until that is done, and returns all of them, in rank
     order.
     """
-    if engine.world == 1:
+    world = engine.world if among is Among.RANKS else engine.shards.world
+    if world == 1:
         return lambda: [list(own)]
-    steps = rows_of_all(
-        engine.world, torch.tensor(own, dtype=torch.float64, device="cpu")
-    )
+    own_N = torch.tensor(own, dtype=torch.float64, device="cpu")
+    steps = rows_of_all(world, own_N, among)
     end = engine.launch(0, "figures", steps, CONTROL)
 
     def rows() -> list[list[float]]:

@@ -49,10 +49,10 @@ class Progress:
         self.logs: list[Log] = []
         self.synchroniser = synchroniser
         self.recorder = recorder
-        synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
         self.params = dict(params)
         """The exchanged parameters, by name."""
         self._scaler = scaler
+        synchroniser.undoes_skipped = self.knows_scaler
         self._names = {id(param): name for name, param in params}
         self._held: set[str] | None = None
         """The parameters that optimizers of this rank hold; None until it matters."""

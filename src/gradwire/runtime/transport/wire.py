@@ -64,7 +64,7 @@ from .direct import (
     HostChannel,
     OtherSize,
     Waits,
-    agree_on_latency,
+    agree_on_ways,
     begin_straight,
     goes_straight,
 )
@@ -113,9 +113,10 @@ def open_channels(
         HostChannel(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
         for i in range(count)
     ]
-    latency_s = agree_on_latency(channels[0])
+    agree_on_ways(channels[0])
     for channel in channels:
-        channel.latency_s = latency_s
+        channel.latency_s = channels[0].latency_s
+        channel.row_width = channels[0].row_width
     return channels
 
 
@@ -425,7 +426,7 @@ class Routes:
 
     def all_channels(self) -> list[Channel]:
         """Every channel that is open."""
-        channels: list[Channel] = []
+        channels = []
         for group in tuple(self.groups.values()):
             channels += group.channels
             if group.direct:
@@ -434,7 +435,7 @@ class Routes:
 
     def clear(self) -> None:
         """Gives all channels back."""
-        channels: list[Channel] = []
+        channels = []
         while self.groups:
             group = self.groups.popitem()[1]
             group.close_direct()
