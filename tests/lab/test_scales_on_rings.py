@@ -1,4 +1,4 @@
-"""Payloads that vary in size and share a scale, encoded again at every hop of a ring."""
+"""Payloads that vary in size and share a scale, encoded again at each hop of a ring."""
 
 from __future__ import annotations
 
