@@ -27,8 +27,15 @@ def test_ranks_of_every_number_keep_the_laws(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, 20))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[pytest.mark.nightly] if first >= 100 else [])
+        for first in range(0, 1000, 20)
+    ],
+)
 def test_a_thousand_random_cases_keep_the_laws(first: int) -> None:
+    """A tenth of them by day."""
     for seed in range(first, first + 20):
         keep_laws(1000 + seed)
 

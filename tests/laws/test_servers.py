@@ -11,7 +11,6 @@ import torch
 
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.cast16 import cast16
-from gradwire.compress.lossless import lossless
 from gradwire.compress.none import none
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.onebit import onebit
@@ -21,6 +20,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.pair import pair
 from gradwire.exchange.without_data import wire_bytes
+from gradwire_lab.compress.lossless import lossless
 from tests.each import each
 from tests.laws.servers_laws import (
     LAWS,

@@ -154,9 +154,12 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
         fully_shard(net, mesh=device_mesh((dist.get_world_size(),)))
     elif Feature.DTENSORS in features:
         fully_shard(net, mesh=grid["shard"])
-    if "DDP" in features:
+    if {"DDP", Feature.DDP_COLLECTIVES} & features:
         group = grid["replicate"].get_group() if is_cut else None
-        net = DistributedDataParallel(net, process_group=group)
+        finds = Feature.DDP_COLLECTIVES in features
+        net = DistributedDataParallel(
+            net, process_group=group, find_unused_parameters=finds
+        )
     elif is_cut:
         given["group"] = grid["replicate"]
     model = torch.compile(net, backend="eager") if "compiled" in features else net

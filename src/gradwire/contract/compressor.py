@@ -37,8 +37,12 @@ class KeywordSettings:
         if args:
             accepted = f"given by name ({', '.join(known)})" if known else "left out"
             first = f"{known[0]}={args[0]!r}" if known else ""
-            remedy = f"write {cls.__name__}({first})"
-            raise invalid(f"settings of {cls.__name__}", args, accepted, remedy)
+            raise invalid(
+                f"settings of {cls.__name__}",
+                args,
+                accepted,
+                f"write {cls.__name__}({first})",
+            )
         for name in settings:
             if name not in known:
                 raise UnknownName(f"setting of {cls.__name__}", name, known)
@@ -240,7 +244,7 @@ class Compressor(KeywordSettings, ABC):
         """Layout of a payload of usual size, which plans and predictions use.
 
         Default: ``format(spec)``. Override it if most payloads are much smaller than
-            that.
+        that.
         """
         return self.format(spec)
 
@@ -296,7 +300,7 @@ class Compressor(KeywordSettings, ABC):
         """``merge`` of several payloads of one gradient into one sum, in their order.
 
         Default: one after another. A codec that decodes by a linear transform needs
-            only one.
+        only one.
         """
         for payload in payloads:
             self.merge(payload, sum_N, scale=scale)

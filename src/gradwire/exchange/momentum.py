@@ -44,6 +44,7 @@ Contributed: the parts that left m. The sum over ranks of (gradient + decay * ol
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -92,8 +93,7 @@ class DecoupledMomentum(Wrapper):
         yield Compute(
             "decay", lambda: state.residual_N.mul_(self.decay), grad_N.numel()
         )
-        inner = yield from me.through(self.inner, state, grad_N, out_N, residual_N)
-        return inner
+        return (yield from me.through(self.inner, state, grad_N, out_N, residual_N))
 
 
 @names_checked
@@ -117,8 +117,8 @@ def with_decoupled_momentum(
     Raises:
         InvalidSetting: The exchange may lose more than it was given.
 
-    >>> from gradwire.compress.demo import demo
-    >>> with_decoupled_momentum(demo(keep=8)).decay
+    >>> from gradwire.compress.topk import topk
+    >>> with_decoupled_momentum(topk()).decay
     0.999
     """
     exchange = exchange_for(algorithm)
@@ -148,13 +148,10 @@ class MomentumCorrection(Wrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        given = self.momentum
-        if (
-            isinstance(given, bool)
-            or not isinstance(given, int | float)
-            or not 0 <= given < 1
-        ):
-            raise invalid("momentum", given, "a number in [0, 1)", "write 0.9")
+        below_1 = math.nextafter(1, 0)
+        check_number(
+            "momentum", self.momentum, "a number in [0, 1)", "write 0.9", 0, below_1
+        )
 
     @property
     def own_momentum(self) -> float:

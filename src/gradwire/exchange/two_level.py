@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from ..collective.steps.shares import Shapes, Shares, shares_of
-from ..contract import Compressor, Exchange, Member, Residual, State
+from ..contract import Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.state import leaves
@@ -57,7 +57,7 @@ from ..contract.verbs import (
     rewritten,
 )
 from ..errors import invalid
-from .by_name import Accounting, exchange_for
+from .by_name import Accounting
 from .clipping import Clipping
 from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
@@ -90,7 +90,7 @@ def without_hosts(state: State) -> State:
 
 @dataclass(frozen=True)
 class TwoLevel(Wrapper):
-    """An exchange among hosts of ``ranks_per_host`` ranks each; made by ``with_hosts``.
+    """An exchange among hosts of ``ranks_per_host`` ranks each; made by ``on_hosts``.
 
     Ranks are numbered host after host: rank r is on host r // ranks_per_host.
     """
@@ -104,18 +104,19 @@ class TwoLevel(Wrapper):
             "leave it out for one rank on each host",
         )
         if chooser_of(self.inner) is not None:
-            accepted = (
-                "one with fixed settings: a rank of a host knows only its own "
-                "tensors' losses"
-            )
-            remedy = "attach it without mesh=, or leave adapt out"
             raise invalid(
-                "exchange among hosts of several ranks", self.inner, accepted, remedy
+                "exchange among hosts of several ranks",
+                self.inner,
+                "one with fixed settings: a rank of a host knows only its own "
+                "tensors' losses",
+                "attach it without mesh=, or leave adapt out",
             )
         if self.inner.ranks_per_host != 1:
-            accepted = "an exchange that knows no hosts"
             raise invalid(
-                "exchange among hosts", self.inner, accepted, "write with_hosts once"
+                "exchange among hosts",
+                self.inner,
+                "an exchange that knows no hosts",
+                "attach the exchange inside of it",
             )
 
     def init(self, spec: TensorSpec, world: int) -> HostState:
@@ -153,11 +154,12 @@ class TwoLevel(Wrapper):
         shares = self._shares(state.shapes)
         place = me.rank % self.ranks_per_host
         if state.place != place and self.declared.whole_tensors:
-            accepted = (
-                f"that of rank {place} of a host: each keeps state of its own tensors"
+            raise invalid(
+                "state",
+                f"that of rank {state.place}",
+                f"that of rank {place} of a host: each keeps state of its own tensors",
+                "make it by init(dataclasses.replace(spec, rank=rank), world)",
             )
-            remedy = "make it by init(dataclasses.replace(spec, rank=rank), world)"
-            raise invalid("state", f"that of rank {state.place}", accepted, remedy)
         across = me.across(self.ranks_per_host)
         pending = _Pending(me, shares, grad_N, residual_N)
         host = yield from _scattered(pending)
@@ -462,7 +464,7 @@ def _give(means_M: Tensor, mean_S: Tensor, shares: Shares, share: int) -> Steps[
     """
     slots = torch.split(means_M, list(shares.numels))
     others = [rank for rank in range(shares.count) if rank != share]
-    sends: list[Send] = []
+    sends = []
     if shares.numels[share]:
         sends = [Send(rank, mean_S, Among.HOST) for rank in others]
     receives = [
@@ -491,29 +493,21 @@ def _moved(verb: Verb) -> Verb:
     return replace(verb, among=Among.HOSTS)
 
 
-def with_hosts(algorithm: Compressor | Exchange, ranks_per_host: int) -> Exchange:
-    """An exchange for hosts of several ranks that share a link.
+def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
+    """The same exchange among hosts of several ranks; itself where each has one.
 
-    ``algorithm`` is among hosts.
-
-    ``attach(mesh=)`` makes it. ``algorithm`` is a compressor (it gets the collective
-    that suits it, and error feedback if it needs that) or an exchange. Error feedback
-    goes inside: then a rank's residual is as long as its share. Clipping and wrappers
-    around it stay outside, as a rank clips its own gradient. An exchange that takes
-    tensors whole gets shares of whole tensors. Raises ``InvalidSetting`` for an
-    exchange that chooses its settings as it runs (``adapt``).
+    ``attach(mesh=)`` makes it. Error feedback goes inside: then a rank's residual is as
+    long as its share. Clipping and wrappers around it stay outside, as a rank clips its
+    own gradient. An exchange that takes tensors whole gets shares of whole tensors.
+    Raises ``InvalidSetting`` for an exchange that chooses its settings as it runs
+    (``adapt``).
 
     >>> from gradwire.compress.none import none
-    >>> from gradwire.exchange.by_name import run_local
+    >>> from gradwire.exchange.by_name import exchange_for, run_local
     >>> grads = [torch.tensor([1.0, 2.0]) * rank for rank in range(4)]
-    >>> run_local(with_hosts(none(), ranks_per_host=2), grads)[0][0]
+    >>> run_local(on_hosts(exchange_for(none()), 2), grads)[0][0]
     tensor([1.5000, 3.0000])
     """
-    return on_hosts(exchange_for(algorithm), ranks_per_host)
-
-
-def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
-    """The same exchange among hosts of several ranks; itself where each has one."""
     if ranks_per_host == 1:
         return exchange
     if isinstance(exchange, Wrapper) and any(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import sqrt
 from typing import NamedTuple
@@ -79,8 +80,9 @@ def proposal(
     try:
         plan, seconds, rivals = choose(profile, cluster)
     except InvalidSetting as error:
-        words = f"the planner refuses: {error}"
-        return Proposal(None, dense_s, dense_s, words, link_factor=factor)
+        return Proposal(
+            None, dense_s, dense_s, f"the planner refuses: {error}", link_factor=factor
+        )
     except Exception as error:
         # a user's planner: the other ranks wait for this rank's word
         words = f"the planner fails: {type(error).__name__}: {error}"
@@ -140,11 +142,8 @@ def words_of(plan: Plan) -> str:
     >>> words_of(ddp(catalogue.load("vgg16"), cluster))
     '6 messages: 6 dense'
     """
-    kinds: dict[str, int] = {}
-    for message in plan.messages:
-        exchange = message.exchange
-        kind = DENSE if exchange == DENSE else plan.exchanges[exchange].compressor
-        kinds[kind] = kinds.get(kind, 0) + 1
+    names = {name: made.compressor for name, made in plan.exchanges.items()}
+    kinds = Counter(names.get(m.exchange, DENSE) for m in plan.messages)
     shares = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     ahead = ", under the next forward pass" if plan.overlap_forward else ""
     return f"{len(plan.messages)} messages: {shares}{ahead}"

@@ -338,7 +338,7 @@ class Handle:
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of this rank's last steps (``trace_steps=``), for ``save_chrome``.
+        """Spans of this rank's last steps (``trace_steps=``), as they were timed.
 
         Returns:
             The trace. Where DDP averages it holds nothing of the network but the wait
@@ -422,8 +422,8 @@ class Handle:
             DTensors of the shape (replicas, *shape of the parameter*).
 
         Raises:
-            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several
-                ranks.
+            InvalidSetting: The handle is of ``auto``, of local steps with a quorum or
+                of hosts of several ranks.
         """
         from .state.sharded import sharded_state
 
@@ -515,8 +515,12 @@ class Handle:
         from .state.table import Origin
 
         if self._engine.servers:
-            accepted = "of ranks that all train: servers keep state of their own"
-            raise invalid("handle", "one beside servers", accepted, "save the model")
+            raise invalid(
+                "handle",
+                "one beside servers",
+                "of ranks that all train: servers keep state of their own",
+                "save the model",
+            )
         per_host = self._engine.ranks_per_host
         return Origin(
             self._algorithm,
@@ -639,10 +643,11 @@ class Handle:
         ):
             reason = "sharded layers"
         if hooks is None or reason:
-            accepted = "used with a fixed exchange of a plain module's whole gradients"
-            given = f"the handle of {reason or 'local_steps'}"
             raise invalid(
-                "backward_without_batch", given, accepted, "give each rank a batch"
+                "backward_without_batch",
+                f"the handle of {reason or 'local_steps'}",
+                "used with a fixed exchange of a plain module's whole gradients",
+                "give each rank a batch",
             )
         hooks.backward_without_batch()
 

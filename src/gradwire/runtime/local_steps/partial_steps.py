@@ -216,9 +216,9 @@ class PartialSteps(LocalSteps):
             weights = self._rules.weights
             raise invalid(f"tokens under weights={weights!r}", 0, "1 or more", remedy)
         for _ in range(num_steps):
-            pushes = self._at_border(partial(self._rounds.border, tokens=self._tokens))
+            border = partial(self._rounds.border, tokens=self._tokens)
             self._tokens = 0
-            self._service.push(pushes)
+            self._service.ask(self._at_border(border))
         self._local_step = self._rounds.step
         self._engine.show_local_step(self._local_step)
         sent_bytes = self._service.sent_bytes
@@ -244,6 +244,8 @@ class PartialSteps(LocalSteps):
     def _meet(self, call: str, *, is_last: bool = False) -> list[Note]:
         """Waits until all ranks have made this call, and no message is on its way."""
         self._take_loads()
+        if is_last:
+            self._service.ask(self._at_border(self._rounds.push_early))
         has_learnt = self._has_stepped or self._outer.has_learnt()
         tally = self._loads.tally
         note = Note(call, self._local_step, has_learnt, *tally, is_last=is_last)
@@ -265,21 +267,21 @@ class PartialSteps(LocalSteps):
         if not any(note.has_learnt for note in notes):
             self._service.go_on()
             return
-        pushes = self._at_border(self._rounds.begin_last)
+        versions = [learner.version for learner in self._rounds.learners]
+        requests = self._at_border(self._rounds.begin_last)
         self._service.go_on()
-        self._service.push(pushes)
-        self._service.wait_for(
-            lambda: not self._awaited(), self._settle, needed=self._awaited
-        )
+        self._service.ask(requests)
+        awaited = partial(self._owners_at, versions)
+        self._service.wait_for(lambda: not awaited(), self._settle, needed=awaited)
         self._has_stepped = False
 
-    def _awaited(self) -> set[int]:
-        """The ranks that own fragments with a push on its way."""
+    def _owners_at(self, versions: Sequence[int]) -> set[int]:
+        """The ranks that own fragments which are at these versions still."""
         world = self._engine.world
         return {
             learner.fragment % world
-            for learner in self._rounds.learners
-            if learner.pushed is not None
+            for learner, version in zip(self._rounds.learners, versions, strict=True)
+            if learner.version == version
         }
 
     def _take_loads(self) -> None:

@@ -20,16 +20,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from ...errors import ExitCode
-from ...exchange.rounds import Answer, Merge, PartialRounds, Pull, Push
+from ...exchange.rounds import Answer, Merge, PartialRounds, Request
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
 from ..transport.wire import as_on_a_lane, in_background
-from .mail import Drained, Leaving, Mail, Note, RoundMessage
+from .mail import NAME, Drained, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5
 """Seconds between two looks whether the run has failed."""
-_NAME = "gradwire rounds"
-"""The beginning of the names of all threads of rounds."""
 _Event = Callable[[], None]
 
 
@@ -62,7 +60,7 @@ class RoundService:
         if engine.world > 1:
             channel = engine.open_beside("rounds")
             self._mail = Mail(channel, engine.timeout, self._take, self._lose)
-        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
 
     @property
@@ -70,10 +68,10 @@ class RoundService:
         """The bytes that this rank has sent for its rounds."""
         return self._mail.sent_bytes if self._mail else 0
 
-    def push(self, pushes: Iterable[Push]) -> None:
-        """Sends pushes to the owners of their fragments, beside training."""
-        for push in pushes:
-            self._send(push.fragment % self._engine.world, push)
+    def ask(self, requests: Iterable[Request]) -> None:
+        """Sends requests to the owners of their fragments, beside training."""
+        for request in requests:
+            self._send(request.fragment % self._engine.world, request)
 
     def check(self) -> None:
         """Raises if the run has failed, or a rank has left without the others."""
@@ -138,7 +136,7 @@ class RoundService:
         if self._engine.is_copy:
             return
         # the garbage collector may call this anywhere
-        if threading.current_thread().name.startswith(_NAME):
+        if threading.current_thread().name.startswith(NAME):
             in_background(self.close)
             return
         self._queue.put(None)
@@ -207,7 +205,7 @@ class RoundService:
                 self._note_drained(src)
             case Leaving():
                 self._left.add(src)
-            case Push() | Pull() | Merge():
+            case _:
                 self._answer(self.rounds.receive(message, time.monotonic()))
         self._news.set()
 

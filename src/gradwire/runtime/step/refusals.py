@@ -28,7 +28,7 @@ from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor
 from ..transport.wire import has_store
-from .hooked import Hooked, is_in_backward, untraced
+from .hooked import Hooked, is_in_backward, living, untraced
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id.
@@ -38,7 +38,7 @@ No second model with one of them can be attached.
 _modules: WeakSet[nn.Module] = WeakSet()
 """The modules of models that are attached, whatever becomes of their parameters."""
 _quiet: WeakSet[DistributedDataParallel] = WeakSet()
-"""DDPs that exchange nothing, as what is in them trains by local steps."""
+"""DDPs whose modules train by local steps: they exchange nothing, or within a host."""
 _watch: list[Any] = []
 """The hook that sees modules taken in by others, while any parameter is exchanged."""
 
@@ -78,9 +78,12 @@ def _refuse_no_module(model: nn.Module) -> None:
         )
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     if isinstance(inner, torch.jit.ScriptModule):
-        accepted = "a module that takes hooks, as no module of TorchScript does"
-        remedy = "write nn.Sequential(scripted), for DDP too, or leave torch.jit out"
-        raise invalid("model", type(inner).__name__, accepted, remedy)
+        raise invalid(
+            "model",
+            type(inner).__name__,
+            "a module that takes hooks, as no module of TorchScript does",
+            "write nn.Sequential(scripted), for DDP too, or leave torch.jit out",
+        )
 
 
 def _refuse_no_group() -> None:
@@ -193,10 +196,10 @@ def record_attached(
     return forget
 
 
-def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
+def quietened(ddp: nn.Module, undo: ExitStack, *, goes_on: bool = False) -> nn.Module:
     """The module in a DDP, which exchanges nothing until ``undo`` is closed.
 
-    Another one itself.
+    Another one itself. A DDP that ``goes_on`` exchanges as before.
 
     As in ``no_sync``, each forward pass decides for its backward pass. So loops may
     call ``no_sync`` themselves, or set ``require_backward_grad_sync``. Raises
@@ -205,13 +208,18 @@ def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
     if not isinstance(ddp, DistributedDataParallel):
         return ddp
     _refuse_ddp_inside(ddp)
+    _quiet.add(ddp)
+    undo.callback(_quiet.discard, ddp)
+    if goes_on:
+        return ddp.module  # type: ignore[no-any-return]
     if ddp.static_graph or ddp.parameters_to_ignore or ddp._delay_all_reduce_params:
-        accepted = "one without static_graph, ignored parameters and delayed parameters"
-        remedy = "leave these settings out when DDP is made"
         raise invalid(
-            "model", "a DistributedDataParallel with one of them", accepted, remedy
+            "model",
+            "a DistributedDataParallel with one of them",
+            "one without static_graph, ignored parameters and delayed parameters",
+            "leave these settings out when DDP is made",
         )
-    found: list[bool] = []
+    found = []
 
     def before(module: Any, args: Any) -> None:
         found.append(module.require_backward_grad_sync)
@@ -220,8 +228,6 @@ def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
     def after(module: Any, args: Any, output: Any) -> None:
         module.require_backward_grad_sync = found.pop()
 
-    _quiet.add(ddp)
-    undo.callback(_quiet.discard, ddp)
     undo.callback(Hooked(ddp.register_forward_pre_hook, before, prepend=True).remove)
     undo.callback(Hooked(ddp.register_forward_hook, after, always_call=True).remove)
     return ddp.module  # type: ignore[no-any-return]
@@ -252,8 +258,11 @@ def shown_as_around(name: str) -> InvalidSetting:
 
 def _given_to(ddp: DistributedDataParallel, inner: nn.Module) -> set[int]:
     """Ids of the parameters in ``inner`` that ``ddp`` exchanges."""
-    ignored = ddp.parameters_to_ignore
-    params = [p for name, p in inner.named_parameters() if name not in ignored]
+    params = [
+        p
+        for name, p in inner.named_parameters()
+        if name not in ddp.parameters_to_ignore
+    ]
     return {id(p) for p in (*params, *ddp._delay_all_reduce_params) if p.requires_grad}
 
 
@@ -275,9 +284,11 @@ def _refuse_sharded(model: nn.Module) -> None:
     for path, module in model.named_modules():
         where = path or type(module).__name__
         if _is_fsdp(module):
-            accepted = "one that is whole on each rank, or sharded by fully_shard()"
             raise invalid(
-                "model", f"{where} in FullyShardedDataParallel", accepted, _BY_FSDP2
+                "model",
+                f"{where} in FullyShardedDataParallel",
+                "one that is whole on each rank, or sharded by fully_shard()",
+                _BY_FSDP2,
             )
         if "replicate" in _registry(module):
             raise InvalidSetting(
@@ -311,28 +322,35 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
         kind = type(tensor)
         is_plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
         if is_lazy(tensor):
-            remedy = (
-                "run one forward pass, which gives lazy parameters their shape, "
-                "then attach"
-            )
-            raise invalid(name, kind.__name__, "a tensor with a shape", remedy)
-        if not is_plain and (is_ddp or not is_dtensor(tensor)):
-            remedy = (
-                "give the model plain tensors; those of DTensors are attached "
-                "without DDP"
-            )
             raise invalid(
-                name, kind.__name__, "a plain tensor, whole on each rank", remedy
+                name,
+                kind.__name__,
+                "a tensor with a shape",
+                "run one forward pass, which gives lazy parameters their shape, "
+                "then attach",
+            )
+        if not is_plain and (is_ddp or not is_dtensor(tensor)):
+            raise invalid(
+                name,
+                kind.__name__,
+                "a plain tensor, whole on each rank",
+                "give the model plain tensors; those of DTensors are attached "
+                "without DDP",
             )
         if tensor.is_meta:
-            remedy = (
-                "give the model its values first (to_empty() and its initialisation)"
+            raise invalid(
+                f"device of {name}",
+                "meta",
+                "one that holds values",
+                "give the model its values first (to_empty() and its initialisation)",
             )
-            raise invalid(f"device of {name}", "meta", "one that holds values", remedy)
         if tensor.is_quantized or tensor.layout is not torch.strided:
-            given = f"{tensor.dtype} in the layout {tensor.layout}"
-            remedy = "call its dequantize() or to_dense()"
-            raise invalid(name, given, "a dense tensor of plain numbers", remedy)
+            raise invalid(
+                name,
+                f"{tensor.dtype} in the layout {tensor.layout}",
+                "a dense tensor of plain numbers",
+                "call its dequantize() or to_dense()",
+            )
 
 
 def _refuse_ddp_inside(model: nn.Module) -> None:
@@ -394,14 +412,10 @@ def _ddps_around(model: nn.Module, params: Sequence[NamedParam]) -> list[str]:
     object but those of ``gc.freeze()``. DDPs among those are found in the forward pass;
     see `hooks`.
     """
-    kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
-    found = (one for one in gc.get_objects() if type(one) in kinds and one is not model)
-    return [name for ddp in found for name in exchanged_by(ddp, params)]
-
-
-def _subclasses(kind: type) -> set[type]:
-    own: set[type] = set(kind.__subclasses__())
-    return own.union(*map(_subclasses, own))
+    found = living(DistributedDataParallel)
+    return [
+        name for ddp in found if ddp is not model for name in exchanged_by(ddp, params)
+    ]
 
 
 def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
@@ -437,12 +451,12 @@ def refuse_grad_dtype(name: str, param: Tensor, given: torch.dtype | None) -> No
     and a gradient shows which it has.
     """
     if given not in (None, param.dtype):
-        remedy = (
-            "leave grad_dtype as it is, or keep the parameter in that dtype and "
-            "compute in autocast"
-        )
         raise invalid(
-            f"grad_dtype of parameter {name}", given, f"{param.dtype}, its own", remedy
+            f"grad_dtype of parameter {name}",
+            given,
+            f"{param.dtype}, its own",
+            "leave grad_dtype as it is, or keep the parameter in that dtype and "
+            "compute in autocast",
         )
 
 

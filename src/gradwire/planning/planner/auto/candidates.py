@@ -104,8 +104,10 @@ class Blend:
         made = {DENSE: exchange_for(none())}
         if self.setting is not None:
             made[self.name] = exchange_of_setting(self.setting)
-        count = self.cluster.ranks_per_host
-        return {name: on_hosts(exchange, count) for name, exchange in made.items()}
+        return {
+            name: on_hosts(exchange, self.cluster.ranks_per_host)
+            for name, exchange in made.items()
+        }
 
     @cached_property
     def tariffs(self) -> dict[str, Tariff]:
@@ -208,7 +210,7 @@ class Blend:
         length = max(1, -(-total // count // even) * even)
         for same_dtype in by_dtype.values():
             filled = 0
-            chunks = list[Chunk]()
+            chunks = []
             for name in same_dtype:
                 start = 0
                 stop = self.tensors[name].numel

@@ -40,22 +40,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Memory, Residual, State, Traits
-from ..contract.bounds import check_whole
-from ..contract.payload import Format, Payload
-from ..contract.spec import TensorSpec, spec_of, working_dtype
-from ..errors import invalid
-from ..kernels import cosines
-from ..kernels.sparse.entries import Entries
-from ..kernels.sparse.formats.elias_fano import elias_fano
-from ._coo import check_addressable
-from ._residual import as_working
+from gradwire.compress._coo import check_addressable
+from gradwire.compress._residual import EncodesMany, as_working
+from gradwire.contract import Layout, State, Traits
+from gradwire.contract.bounds import check_choice, check_whole
+from gradwire.contract.payload import Format, Payload
+from gradwire.contract.spec import TensorSpec, spec_of, working_dtype
+from gradwire.errors import invalid
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 
-_VALUE_DTYPES = (torch.bfloat16, torch.float32)
+from . import _cosines as cosines
+
+_DTYPES = (torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class demo(Compressor):
+class demo(EncodesMany):
     """Keeps the ``keep`` largest of the ``side**2`` cosine coefficients of each chunk.
 
     Args:
@@ -88,26 +89,13 @@ class demo(Compressor):
     def __post_init__(self) -> None:
         check_whole("demo side", self.side, "write 64", least=4, most=cosines.MOST_SIDE)
         check_whole("demo keep", self.keep, "write 32", most=self.side**2)
-        if self.values not in _VALUE_DTYPES:
-            accepted = "torch.bfloat16 or torch.float32"
-            raise invalid("demo values", self.values, accepted, "choose one of them")
+        check_choice("demo values", self.values, _DTYPES)
 
     def format(self, spec: TensorSpec) -> Format:
         cutting = self._cutting(spec)
         return elias_fano().layout(
             cutting.num_listed, cutting.num_places, dtype=self.values
         )
-
-    def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Residual = None,
-        buffer: Memory = None,
-    ) -> tuple[Payload, State]:
-        (encoded,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
-        return encoded
 
     def encode_many(
         self,
@@ -119,14 +107,9 @@ class demo(Compressor):
         nothing = [None] * len(grads)
         cuttings = [self._cutting(spec_of(grad_N)) for grad_N in grads]
         whole = [as_working(grad_N) for grad_N in grads]
-        lists = [
-            (
-                grad_N.new_empty(cutting.num_listed, dtype=torch.int32),
-                grad_N.new_empty(cutting.num_listed),
-            )
-            for cutting, grad_N in zip(cuttings, whole, strict=True)
-        ]
-        places, values = ([pair[i] for pair in lists] for i in (0, 1))
+        pairs = [*zip(whole, [cutting.num_listed for cutting in cuttings], strict=True)]
+        places = [grad_N.new_empty(num, dtype=torch.int32) for grad_N, num in pairs]
+        values = [grad_N.new_empty(num) for grad_N, num in pairs]
         cosines.encode_many(
             cuttings, whole, places, values, residuals or nothing, wire=self.values
         )
@@ -134,8 +117,8 @@ class demo(Compressor):
             elias_fano().encode(
                 Entries(places_K, values_K.to(self.values)), cutting.num_places, buffer
             )
-            for (places_K, values_K), cutting, buffer in zip(
-                lists, cuttings, buffers or nothing, strict=True
+            for places_K, values_K, cutting, buffer in zip(
+                places, values, cuttings, buffers or nothing, strict=True
             )
         ]
         return list(zip(payloads, states, strict=True))
@@ -175,8 +158,12 @@ class demo(Compressor):
         check_addressable("demo", spec)
         cutting = cosines.Cutting(spec.numel, self.side, self.keep)
         if cutting.num_places > 2**31:  # the last chunk is filled up
-            given = f"{spec.numel} elements, {cutting.num_places} when filled up"
-            raise invalid("demo gradient", given, "at most 2**31", "cut it into chunks")
+            raise invalid(
+                "demo gradient",
+                f"{spec.numel} elements, {cutting.num_places} when filled up",
+                "at most 2**31",
+                "cut it into chunks",
+            )
         return cutting
 
 
