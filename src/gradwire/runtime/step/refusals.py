@@ -130,7 +130,11 @@ def _refuse_in_backward(model: nn.Module) -> None:
         raise InvalidSetting(
             "attach was called during a backward pass; call it before the training loop"
         )
-    left = [name for name, p in model.named_parameters() if p.grad is not None]
+    left = [
+        name
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.grad is not None
+    ]
     if left:
         raise InvalidSetting(
             f"attach was called while {len(left)} parameters hold gradients "
@@ -307,7 +311,9 @@ def _is_fsdp(module: object) -> bool:
 def _refuse_odd_tensors(model: nn.Module) -> None:
     """Refuses tensors without values on this rank, which no message could carry."""
     is_ddp = isinstance(model, DistributedDataParallel)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    # DDP itself shares the buffers of its model
+    buffers = () if is_ddp else model.named_buffers()
+    for name, tensor in (*model.named_parameters(), *buffers):
         kind = type(tensor)
         is_plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
         if is_lazy(tensor):
@@ -329,10 +335,16 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
                 "give the model its values first (to_empty() and its initialisation)"
             )
             raise invalid(f"device of {name}", "meta", "one that holds values", remedy)
-        if tensor.is_quantized or tensor.layout is not torch.strided:
+        is_conjugate = tensor.is_conj() or tensor.is_neg()
+        if is_conjugate or tensor.is_quantized or tensor.layout is not torch.strided:
             given = f"{tensor.dtype} in the layout {tensor.layout}"
-            remedy = "call its dequantize() or to_dense()"
-            raise invalid(name, given, "a dense tensor of plain numbers", remedy)
+            remedy = (
+                "call its dequantize(), to_dense(), resolve_conj() or resolve_neg(), "
+                "or make it an attribute that is no buffer, which gradwire leaves alone"
+            )
+            raise invalid(
+                name, given, "a dense tensor of plain numbers, no conjugate", remedy
+            )
 
 
 def _refuse_ddp_inside(model: nn.Module) -> None:
