@@ -23,8 +23,8 @@ from gradwire.exchange.rounds import (
     FragmentOwner,
     Merge,
     PartialRounds,
-    Pull,
     Push,
+    Request,
 )
 
 
@@ -114,8 +114,8 @@ class VirtualRank:
     params: list[Tensor]
     train: Callable[[int], int]
 
-    def local_step(self) -> list[Push]:
-        """Makes a local step; returns the pushes after it."""
+    def local_step(self) -> list[Request]:
+        """Makes a local step; returns what owners are to be sent after it."""
         tokens = self.train(self.rounds.step + 1)
         return self.rounds.border(self.params, tokens)
 
@@ -143,7 +143,7 @@ class VirtualClock:
     ) -> None:
         self.ranks = ranks
         self.now_s = 0.0
-        self.sent: list[Push | Answer] = []
+        self.sent: list[Request | Answer] = []
         """All messages, in the order in which they were sent."""
         self._step_s = step_s
         self._delay_s = delay_s
@@ -165,12 +165,14 @@ class VirtualClock:
         heappush(self._events, (self.now_s + seconds, next(self._numbers), happen))
 
     def _local_step(self, rank: int) -> None:
-        for push in self.ranks[rank].local_step():
-            self._send(rank, push.fragment % len(self.ranks), push)
+        for request in self.ranks[rank].local_step():
+            self._send(rank, request.fragment % len(self.ranks), request)
         self._after(self._step_s(rank), partial(self._local_step, rank))
 
-    def _send(self, source: int, target: int, message: Push | Answer) -> None:
-        size_bytes = 0 if isinstance(message, Pull) else message.payload_B.numel()
+    def _send(self, source: int, target: int, message: Request | Answer) -> None:
+        size_bytes = 0
+        if isinstance(message, Push | Merge):
+            size_bytes = message.payload_B.numel()
         link = (source, target)
         seconds = self._delay_s(source, target, size_bytes)
         # messages of one rank to another stay in order
@@ -180,7 +182,7 @@ class VirtualClock:
             self._after(arrival - self.now_s, partial(self._arrive, target, message))
         self.sent.append(message)
 
-    def _arrive(self, rank: int, message: Push | Answer) -> None:
+    def _arrive(self, rank: int, message: Request | Answer) -> None:
         self._answer(rank, self.ranks[rank].rounds.receive(message, self.now_s))
 
     def _close(self, rank: int) -> None:
