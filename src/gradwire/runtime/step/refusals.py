@@ -352,7 +352,7 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
                 f"{tensor.dtype} in the layout {tensor.layout}",
                 "a dense tensor of plain numbers, no conjugate",
                 "call its dequantize(), to_dense(), resolve_conj() or resolve_neg(), "
-                "or make it an attribute that is no buffer, which gradwire leaves alone",
+                "or make it a plain attribute, which gradwire leaves alone",
             )
 
 
