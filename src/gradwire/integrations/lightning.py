@@ -154,10 +154,15 @@ class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
 
     def save_checkpoint(self, path: Any, state: Any, **others: Any) -> None:
         """Adds the state of all ranks to what Fabric saves; all ranks come here."""
-        super().save_checkpoint(path, {**state, _KEY: self.attachment}, **others)
+        super().save_checkpoint(path, {_KEY: self.attachment, **state}, **others)
 
     def load_checkpoint(self, path: Any, state: Any = None, **others: Any) -> Any:
         """Loads the state of all ranks, too, if ``state`` is a dict of objects."""
-        if isinstance(state, dict):
+        # with that key a loop loads by itself
+        adds = isinstance(state, dict) and _KEY not in state
+        if adds:
             state[_KEY] = self.attachment
-        return super().load_checkpoint(path, state, **others)
+        rest = super().load_checkpoint(path, state, **others)
+        if adds:
+            del state[_KEY]
+        return rest
