@@ -93,8 +93,7 @@ class DecoupledMomentum(Wrapper):
         yield Compute(
             "decay", lambda: state.residual_N.mul_(self.decay), grad_N.numel()
         )
-        inner = yield from me.through(self.inner, state, grad_N, out_N, residual_N)
-        return inner
+        return (yield from me.through(self.inner, state, grad_N, out_N, residual_N))
 
 
 @names_checked
@@ -118,8 +117,8 @@ def with_decoupled_momentum(
     Raises:
         InvalidSetting: The exchange may lose more than it was given.
 
-    >>> from gradwire.compress.demo import demo
-    >>> with_decoupled_momentum(demo(keep=8)).decay
+    >>> from gradwire.compress.topk import topk
+    >>> with_decoupled_momentum(topk()).decay
     0.999
     """
     exchange = exchange_for(algorithm)

@@ -256,6 +256,13 @@ class Opening(NamedTuple):
     """Local steps of the rank since it pushed, or took the last round in."""
 
 
+class Rest(NamedTuple):
+    """Says that a rank has learnt nothing that its owner's last round lacks."""
+
+    fragment: int
+    rank: int
+
+
 class Contribution(NamedTuple):
     """An entry of a merge's list: one push, and what became of it."""
 
@@ -285,7 +292,7 @@ class Merge(NamedTuple):
 
 Answer = Pull | Merge
 """A message of an owner, which all ranks get."""
-Request = Push | Opening
+Request = Push | Opening | Rest
 """A message to an owner."""
 
 # ---- one rank -----------------------------------------------------------------------
@@ -360,6 +367,10 @@ class FragmentOwner:
         self.sync_s = 0.0
         """Seconds that the last merge took to all ranks."""
         self._away: set[int] = set()
+        self._resting: set[int] = set()
+        """The ranks that push nothing in the last round."""
+        self._earlier: dict[int, Push] = {}
+        """Pushes from before the last round, which ranks may leave as they are."""
         self._is_open = False
         self._opened_s = 0.0
         self._numbers = [0] * world
@@ -400,18 +411,23 @@ class FragmentOwner:
         self._taken = [self.version] * len(self._taken)
 
     def begin_last(self) -> None:
-        """Opens a round that takes all ranks in, and drops the pushes that are there.
-
-        All ranks take their pushes back, and push anew.
-        """
+        """Opens a round that takes all ranks in, once each has sent its ``rest``."""
+        self._earlier = self.pushes
         self.pushes = {}
         self._is_open = True
         self.closes_at_s = inf
 
+    def keep(self, rank: int, now_s: float) -> list[Answer]:
+        """Takes a rank's push of before the last round in, if there is one."""
+        self._resting.add(rank)
+        if rank in self._earlier:
+            self.pushes[rank] = self._earlier[rank]
+        return self._closing(now_s)
+
     @property
     def is_held(self) -> bool:
         """Whether no round closes now, as too many merges wait for a rank."""
-        silent = set(range(len(self._taken))) - self.pushes.keys() - self._away
+        silent = set(range(len(self._taken))) - self._present
         oldest = min((self._taken[rank] for rank in silent), default=self.version)
         return self.is_sending or self.version - oldest >= self.rules.most_waiting
 
@@ -419,7 +435,7 @@ class FragmentOwner:
         """The merge of the open round, if it is time to close it."""
         if self.closes_at_s is None or self.is_held:
             return []
-        if now_s < self.closes_at_s and self._num_present < len(self._numbers):
+        if now_s < self.closes_at_s and len(self._present) < len(self._numbers):
             return []
         return [self.close()]
 
@@ -431,12 +447,12 @@ class FragmentOwner:
 
     @property
     def _has_quorum(self) -> bool:
-        return self._is_open and self._num_present >= self.rules.quorum
+        return self._is_open and len(self._present) >= self.rules.quorum
 
     @property
-    def _num_present(self) -> int:
+    def _present(self) -> set[int]:
         """The ranks that need not be waited for."""
-        return len(self.pushes.keys() | self._away)
+        return self.pushes.keys() | self._away | self._resting
 
     def _grace_s(self, now_s: float) -> float:
         if self.rules.grace_s is not None:
@@ -458,6 +474,7 @@ class FragmentOwner:
             push for push, entry in zip(pushes, entries, strict=True) if entry.weight
         ]
         self.pushes = {}
+        self._resting = set()
         self.closes_at_s = None
         self._is_open = False
         self.version += 1
@@ -594,10 +611,14 @@ class FragmentLearner:
         return self._merged_tokens + pushed + self._tokens
 
     @property
+    def may_push(self) -> bool:
+        """Whether there are steps to push; one push may be on its way at once."""
+        return self.pushed is None and self._steps > 0
+
+    @property
     def is_due(self) -> bool:
-        """Whether a push is to be sent now; one may be on its way at once."""
-        may_push = self.pushed is None and self._steps > 0
-        return may_push and (self.is_asked or self._since >= self.rules.every)
+        """Whether a push is to be sent now."""
+        return self.may_push and (self.is_asked or self._since >= self.rules.every)
 
     @property
     def may_open(self) -> bool:
@@ -641,6 +662,15 @@ class FragmentLearner:
         self._tokens = 0
         self.is_asked = False
         return self.pushed
+
+    def rest(self, param_N: Tensor, step: int) -> Request:
+        """A push for the last round, in place of one on its way; or none is needed."""
+        pushed_N = self.pushed_N if self.pushed else torch.zeros_like(param_N)
+        is_fresh = self.pushed is None or self.pushed.version == self.version
+        if is_fresh and torch.equal(self.learnt(param_N), pushed_N):
+            return Rest(self.fragment, self.rank)
+        self.take_back()
+        return self.push(param_N, step)
 
     def take(self, merge: Merge, param_N: Tensor) -> bool:
         """Steps the anchor by a merge, and puts parameters where they belong then.
@@ -761,10 +791,13 @@ class PartialRounds:
 
     def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         """Takes a message; merges wait for the next ``border``."""
-        if isinstance(message, Push):
-            return self.owners[message.fragment].take(message, now_s)
-        if isinstance(message, Opening):
-            return self.owners[message.fragment].open(message.version, now_s)
+        match message:
+            case Push():
+                return self.owners[message.fragment].take(message, now_s)
+            case Opening():
+                return self.owners[message.fragment].open(message.version, now_s)
+            case Rest():
+                return self.owners[message.fragment].keep(message.rank, now_s)
         self.inbox.append(message)
         return []
 
@@ -806,18 +839,25 @@ class PartialRounds:
             elif learner.take(message, params[message.fragment]) and self._tape:
                 self._tape(self._line(message, learner))
 
-    def begin_last(self, params: Sequence[Tensor]) -> list[Push]:
-        """Begins a round of each fragment that takes all in; returns the pushes.
+    def push_early(self, params: Sequence[Tensor]) -> list[Push]:
+        """Pushes what no push has yet, before this rank waits for the last rounds."""
+        self.settle(params)
+        return [
+            learner.push(params[fragment], self.step)
+            for fragment, learner in enumerate(self.learners)
+            if learner.may_push
+        ]
+
+    def begin_last(self, params: Sequence[Tensor]) -> list[Request]:
+        """Begins a round of each fragment that takes all in; returns this rank's rest.
 
         All ranks call it when no message is on its way. After these rounds parameters
         are their anchors on all ranks, as there is no local step meanwhile.
         """
         for owner in self.owners.values():
             owner.begin_last()
-        for learner in self.learners:
-            learner.take_back()
         return [
-            learner.push(params[fragment], self.step)
+            learner.rest(params[fragment], self.step)
             for fragment, learner in enumerate(self.learners)
         ]
 

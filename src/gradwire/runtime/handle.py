@@ -339,7 +339,7 @@ class Handle:
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of this rank's last steps (``trace_steps=``), for ``save_chrome``.
+        """Spans of this rank's last steps (``trace_steps=``), as they were timed.
 
         Returns:
             The trace. Where DDP averages it holds nothing of the network but the wait
@@ -423,8 +423,8 @@ class Handle:
             DTensors of the shape (replicas, *shape of the parameter*).
 
         Raises:
-            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several
-                ranks.
+            InvalidSetting: The handle is of ``auto``, of local steps with a quorum or
+                of hosts of several ranks.
         """
         from .state.sharded import sharded_state
 
@@ -515,6 +515,13 @@ class Handle:
         from .state import checkpoint
         from .state.table import Origin
 
+        if self._engine.servers:
+            raise invalid(
+                "handle",
+                "one beside servers",
+                "of ranks that all train: servers keep state of their own",
+                "save the model",
+            )
         per_host = self._engine.ranks_per_host
         return Origin(
             self._algorithm,

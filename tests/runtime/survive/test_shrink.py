@@ -26,7 +26,16 @@ from gradwire.runtime.survive.shrink import Counted, Survivors, decided
 from gradwire.runtime.transport.wire import REJOINED, default_store, own_store, start
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
+from tests.runtime.training import (
+    DENSE,
+    SMALL_MB,
+    TOPK,
+    Net,
+    ddp,
+    digest,
+    loss_of,
+    momentum,
+)
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
 WORLD = 4
@@ -115,11 +124,13 @@ def shrinking(
     exchange: Exchange,
     accidents: dict[int, tuple[int, str]],
     num_steps: int,
+    is_ddp: bool = False,
 ) -> Report | None:
     """Trains on; each accident is a victim in a step, and how it dies."""
     net = Net()
+    model = ddp(net, broadcast_buffers=False) if is_ddp else net
     handle = gw.attach(
-        net,
+        model,
         exchange,
         **keywords(
             bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2
@@ -143,7 +154,7 @@ def shrinking(
             before = kept_by_element(handle)
             try:
                 optimizer.zero_grad()
-                loss_of(net, rank, step).backward()
+                loss_of(model, rank, step).backward()
                 break
             except gw.RanksLost as error:
                 lost.append((error.ranks, error.step, step))
@@ -164,7 +175,21 @@ def shrinking(
         bits, lost, handle.stats()["left"], handle.world_size, kept, total.item()
     )
     handle.detach()
+    if is_ddp:  # by DDP itself, among those that are left
+        optimizer.zero_grad()
+        loss_of(model, rank, num_steps).backward()
+        bits.append(digest([p.grad for p in net.parameters() if p.grad is not None]))
     return report
+
+
+def test_a_ddp_model_loses_ranks_as_a_plain_one_does(doomed: Ranks) -> None:
+    """In a backward pass, and where its step counts on those that are left."""
+    doomed.send(shrinking, TOPK, {2: (2, "in backward"), 4: (3, "confirming")}, 7, True)
+    for report in reports(doomed, {2, 3}):
+        assert report.lost == [((2,), 2, 2), ((3,), 5, 5)]
+        assert report.state_is_kept
+        assert (report.world, report.total) == (2, 2.0)
+        assert len(report.bits) == 8
 
 
 def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> None:
@@ -412,7 +437,7 @@ class Undone:
         )
         self.engine.close = lambda: None
         self.engine.interrupt = lambda error: None
-        self.engine.break_off = lambda alarm, how: None
+        self.engine.break_off = lambda alarm, how, in_step: None
         self.engine.has_failed = False
         self.streams, self.num_undone = Streams(), 0
 
@@ -431,6 +456,7 @@ def survival(params: list[torch.nn.Parameter]) -> Any:
     one._params = [(str(place), param) for place, param in enumerate(params)]
     one._name, one._due = "0-1-2/1", None
     one._undoes = one._is_torn = False
+    one.on_drop = lambda: None
     one._connected = lambda *_: (None, None)
     one._move = lambda *_: None
     return one

@@ -18,7 +18,6 @@ from gradwire.errors import invalid
 
 from ..micro import exchange as exchange_bench
 from ..micro import kernel as kernel_bench
-from ..micro import select as select_bench
 from ..micro import sparse as sparse_bench
 from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
@@ -31,12 +30,14 @@ from ._options import (
     Compressors,
     Device,
     LinkRate,
+    Names,
     NumElements,
     NumHosts,
     Planners,
     RanksPerHost,
     SingleRankHosts,
     Turns,
+    run_and_show,
     with_links,
 )
 
@@ -72,7 +73,7 @@ def exchange(
     numel: NumElements = 10_000_000,
     repeats: Turns = 7,
     only: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="A compressor or exchange; may be repeated."),
     ] = None,
     as_json: AsJson = False,
@@ -92,12 +93,10 @@ def exchange(
         repeats=repeats,
         only=tuple(only or ()),
     )
-    with progress("bench exchange", total=1) as advance:
-        rows = exchange_bench.run(settings, Fractions(advance))
     ranks = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
     title = f"{hosts} hosts{ranks} at {rate}{settings.wide_area}, {numel} float32"
     hidden = exchange_bench.CONSTANT
-    emit("bench exchange", rows, as_json=as_json, title=title, hidden=hidden)
+    run_and_show("bench exchange", exchange_bench.run, settings, title, as_json, hidden)
 
 
 @app.command()
@@ -130,9 +129,7 @@ def sparse(
     ] = None,
     repeats: Turns = 7,
     pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A scheme; may be repeated.")
-    ] = None,
+    only: Annotated[Names, typer.Option(help="A scheme; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time one sparse gradient through every scheme and the dense all-reduce, in turn.
@@ -159,15 +156,13 @@ def sparse(
         pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
     )
-    with progress("bench sparse", total=1) as advance:
-        rows = sparse_bench.run(settings, Fractions(advance))
     title = (
         f"{hosts} hosts at {rate}{settings.wide_area}, {density:.2%} of {numel} "
         f"float32, overlap "
         f"{draws.overlap:g}"
     )
     hidden = sparse_bench.CONSTANT
-    emit("bench sparse", rows, as_json=as_json, title=title, hidden=hidden)
+    run_and_show("bench sparse", sparse_bench.run, settings, title, as_json, hidden)
 
 
 @app.command()
@@ -226,27 +221,6 @@ def _check_device(device: str) -> None:
 
 
 @app.command()
-def select(
-    numel: NumElements = 25_000_000,
-    density: Annotated[float, typer.Option(help="The share to select.")] = 0.01,
-    threads: Annotated[int, typer.Option(help="Threads of both sides.")] = 2,
-    rounds: Turns = 15,
-    as_json: AsJson = False,
-) -> None:
-    """Time every sparsifier's selection against abs().topk and a copy, in one run, in
-    turn.
-
-    deft/n is what the busiest of n ranks does: norms of all layers (deft/norms), then
-    its share of the selection. /residual is with error feedback.
-    """
-    _check_counts(rounds=(rounds, 4), numel=(numel, 16), threads=(threads, 1))
-    with progress("bench select"):
-        rows = select_bench.measure(numel, density, threads, rounds)
-    title = f"{density:.3g} of {numel} float32, {threads} threads"
-    emit("bench select", rows, as_json=as_json, title=title)
-
-
-@app.command()
 def partition(
     numel: Annotated[
         int, typer.Option(help="Elements of the float32 vector.")
@@ -263,20 +237,18 @@ def partition(
     ] = "1gbit",
     threads: Annotated[int, typer.Option(help="OpenMP threads.")] = 2,
     rounds: Turns = 15,
-    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Time partition, merge and hash bitmaps of one rank against the transfer that they
     save.
 
-    On a GPU: the partition by a sort against ZEN's algorithm 1.
+    `gradwire bench device --part partition` times the partition on a GPU.
     """
-    _check_device(device)
     from ..micro import partition as bench
 
     draws = IndexDraws(numel=numel, world=hosts, density=density, overlap=overlap)
     with progress("bench partition"):
-        rows = bench.measure(draws, parse_rate(rate), threads, rounds, device=device)
+        rows = bench.measure(draws, parse_rate(rate), threads, rounds)
     title = f"{density:.3g} of {numel} float32 on each of {hosts} ranks, {rate}"
     emit("bench partition", rows, as_json=as_json, title=title)
 
@@ -284,7 +256,7 @@ def partition(
 @app.command()
 def batch(
     only: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="Compressors [default: onebit, terngrad, int8]."),
     ] = None,
     threads: BothThreads = 2,
@@ -310,7 +282,7 @@ def batch(
 def schedule(
     wide_area: WideArea,
     profile: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="A model of the catalogue, or a profile's file."),
     ] = None,
     hosts: NumHosts = 8,

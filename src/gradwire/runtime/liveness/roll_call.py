@@ -20,7 +20,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from functools import partial
 from secrets import token_hex
@@ -83,6 +83,8 @@ class RollCall:
         self._has_announced = False
         """Whether the store has the address of this rank's probe port."""
         self.is_complete = False
+        self.ended: set[int] = set()
+        """The ranks whose process has ended, as their probe ports said last."""
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
@@ -120,6 +122,10 @@ class RollCall:
     def announce(self, alarm: str) -> None:
         """Announces an alarm to all ranks that a probe can reach."""
         asyncio.run(self._knock_everywhere(alarm))
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Probes these ranks alone from now on."""
+        self._probes = {r: self._probes[r] for r in ranks if r in self._probes}
 
     def close(self) -> None:
         """Closes the probe port."""
@@ -196,7 +202,9 @@ class RollCall:
         answers = await asyncio.gather(
             *(_knock(*probe, alarm) for probe in self._probes.values())
         )
-        return dict(zip(self._probes, answers, strict=True))
+        found = dict(zip(self._probes, answers, strict=True))
+        self.ended = {rank for rank, (how, _) in found.items() if how is Reach.ENDED}
+        return found
 
 
 async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, bytes]:

@@ -247,6 +247,8 @@ class PartialSteps(LocalSteps):
     def _meet(self, call: str, *, is_last: bool = False) -> list[Note]:
         """Waits until all ranks have made this call, and no message is on its way."""
         self._take_loads()
+        if is_last:
+            self._service.ask(self._at_border(self._rounds.push_early))
         has_learnt = self._has_stepped or self._outer.has_learnt()
         tally = self._loads.tally
         note = Note(call, self._local_step, has_learnt, *tally, is_last=is_last)
@@ -268,22 +270,22 @@ class PartialSteps(LocalSteps):
         if not any(note.has_learnt for note in notes):
             self._service.go_on()
             return
-        pushes = self._at_border(self._rounds.begin_last)
+        versions = [learner.version for learner in self._rounds.learners]
+        requests = self._at_border(self._rounds.begin_last)
         self._service.go_on()
-        self._service.ask(pushes)
-        self._service.wait_for(
-            lambda: not self._awaited(), self._settle, needed=self._awaited
-        )
+        self._service.ask(requests)
+        awaited = partial(self._owners_at, versions)
+        self._service.wait_for(lambda: not awaited(), self._settle, needed=awaited)
         self._has_stepped = False
         self._ended_at = self.steps_of_all
 
-    def _awaited(self) -> set[int]:
-        """The ranks that own fragments with a push on its way."""
+    def _owners_at(self, versions: Sequence[int]) -> set[int]:
+        """The ranks that own fragments which are at these versions still."""
         world = self._engine.world
         return {
             learner.fragment % world
-            for learner in self._rounds.learners
-            if learner.pushed is not None
+            for learner, version in zip(self._rounds.learners, versions, strict=True)
+            if learner.version == version
         }
 
     def _take_loads(self) -> None:

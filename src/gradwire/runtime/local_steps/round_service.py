@@ -25,7 +25,7 @@ from ...exchange.rounds import Answer, Merge, PartialRounds, Request
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
 from ..transport.wire import as_on_a_lane, in_background
-from .mail import Drained, Leaving, Mail, Note, RoundMessage
+from .mail import NAME, Drained, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5
 """Seconds between two looks whether the run has failed."""
@@ -36,8 +36,6 @@ _WAITING = (
     "to make the same call; save a framework's checkpoint on all ranks"
 )
 _log = logging.getLogger("gradwire")
-_NAME = "gradwire rounds"
-"""The beginning of the names of all threads of rounds."""
 _Event = Callable[[], None]
 
 
@@ -70,7 +68,7 @@ class RoundService:
         if engine.world > 1:
             channel = engine.open_beside("rounds")
             self._mail = Mail(channel, engine.timeout, self._take, self._lose)
-        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
 
     @property
@@ -151,7 +149,7 @@ class RoundService:
         if self._engine.is_copy:
             return
         # the garbage collector may call this anywhere
-        if threading.current_thread().name.startswith(_NAME):
+        if threading.current_thread().name.startswith(NAME):
             in_background(self.close)
             return
         self._queue.put(None)

@@ -9,7 +9,7 @@ Differences: all codes of a block of 4096 elements have one length, 1 to 5 bits,
     and 5 % of bfloat16. A block whose codes would be no shorter sends its exponents as
     they are. float16 and float64 travel as they are.
 Wire: sizes int32 of each block, low int16 of each element (float32 only), rest uint8 of
-    each element, codes uint8 of at most N (``kernels/exponents.py`` describes them) ->
+    each element, codes uint8 of at most N (``_exponents.py`` describes them) ->
     at most 4 * ceil(N / 4096) + N * itemsize bytes. Normally distributed elements take
     0.85 of their bytes as float32 and 0.70 as bfloat16.
 State: none. Contributed: the gradient, as ``none`` sends it.
@@ -23,18 +23,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Layout, Memory, Residual, State, Traits
-from ..contract.payload import Field, Format, Payload
-from ..contract.spec import TensorSpec, spec_of
-from ..contract.thread_scratch import thread_scratch
-from ..kernels.exponents import (
+from gradwire.compress._prescale import Prescaled
+from gradwire.compress.none import none
+from gradwire.contract import Layout, Memory, Residual, State, Traits
+from gradwire.contract.payload import Field, Format, Payload
+from gradwire.contract.spec import TensorSpec, spec_of
+from gradwire.contract.thread_scratch import thread_scratch
+
+from ._exponents import (
     BLOCK,
     CodedExponents,
     decode_exponents,
     encode_exponents,
 )
-from ._prescale import Prescaled
-from .none import none
 
 _CODED = (torch.float32, torch.bfloat16)
 TYPICAL_BITS = 3
@@ -109,8 +110,7 @@ class lossless(Prescaled):
         room = Payload.empty(self.format(spec), buffer, grad_N.device)
         num_codes = encode_exponents(value_N, _coded(room), factor)
         form = _holding(spec, num_codes)
-        assert room.buffer is not None
-        content = room.buffer[: form.size_bytes]
+        content = room.content[: form.size_bytes]
         return Payload(form, content if buffer is not None else content.clone()), state
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
