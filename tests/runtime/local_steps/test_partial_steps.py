@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import math
 import os
 import signal
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -39,6 +41,7 @@ from gradwire.exchange.rounds import (
     Rules,
     codec_for_rounds,
 )
+from gradwire.runtime.local_steps import round_service
 from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.mail import (
     Drained,
@@ -655,14 +658,84 @@ def test_weights_that_are_loaded_late_are_refused() -> None:
     net, optimizer, handle = prepared()
     train(net, optimizer, 0, range(2))
     net.load_state_dict(Net(1).state_dict())
-    with pytest.raises(RankFailed, match="loaded after the first local step"):
+    with pytest.raises(RankFailed, match="loaded between two local steps"):
         train(net, optimizer, 0, [2])
     handle.detach()
 
 
+def reloaded(rank: int, world: int) -> tuple[str, int, str, str]:
+    """All ranks load weights after the end of a period, and train on from there."""
+    net, optimizer, handle = prepared(fragments=2)
+    train(net, optimizer, rank, range(5 + 4 * rank))
+    handle.end_period()
+    net.load_state_dict(Net(1).state_dict())
+    handle.end_period()  # as a framework does at its end; nothing is learnt
+    start = digest(net)
+    train(net, optimizer, rank, range(6))
+    handle.end_period()
+    found = start, handle.steps_of_all, digest(net), digest(handle.anchors().values())
+    handle.detach()
+    return found
+
+
+@pytest.mark.multi
+def test_weights_may_be_loaded_where_all_ranks_have_met(two: Ranks) -> None:
+    first, second = two.run(reloaded)
+    assert first == second
+    start, steps, params, anchors = first
+    assert start == digest(Net(1))
+    assert steps == 5 + 9 + 12
+    assert params == anchors != start
+
+
+def test_rows_are_logged_with_a_quorum() -> None:
+    net, optimizer, handle = prepared()
+    rows: list[tuple[int, dict[str, float]]] = []
+    handle.log_to(lambda step, row: rows.append((step, row)), every=2)
+    train(net, optimizer, 0, range(5))
+    handle.detach()
+    assert [step for step, _ in rows] == [2, 4]
+    assert all("gradwire/wire_bytes_per_step" in row for _, row in rows)
+
+
+def waits(rank: int, world: int) -> list[str]:
+    """Rank 0 saves alone; rank 1 comes once rank 0 has said that it waits."""
+    net, optimizer, handle = prepared()
+    train(net, optimizer, rank, range(2))
+    heard: list[str] = []
+    if rank:
+        await_event("rank 0 has warned")
+        handle.end_period()
+    else:
+
+        def note(record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+            happens("rank 0 has warned")
+
+        log = logging.getLogger("gradwire")
+        handler = logging.Handler()
+        handler.emit = note  # type: ignore[method-assign]
+        log.addHandler(handler)
+        with patch.object(round_service, "_WARN_S", 0.0):
+            handle.end_period()
+        log.removeHandler(handler)
+    handle.detach()
+    return heard
+
+
+@pytest.mark.multi
+def test_a_rank_that_saves_alone_is_named(two: Ranks) -> None:
+    alone, other = two.run(waits)
+    assert not other
+    assert len(alone) == 1
+    assert alone[0].startswith("only ranks [0] have come to end_period() or a check")
+
+
 def test_a_recipe_takes_a_quorum() -> None:
     net = Net(0)
-    for recipe in (gw.recipes.diloco, gw.recipes.streaming_diloco):
+    begun: list[Any] = [gw.recipes.diloco, gw.recipes.streaming_diloco]
+    begun += [gw.recipes.lora, gw.recipes.muloco, gw.recipes.localsgd]
+    for recipe in begun:
         _, handle = recipe(net, quorum=1)
         assert isinstance(handle, PartialSteps)
         group = handle.outer.param_groups[0]

@@ -40,9 +40,8 @@ from .outer import Outer
 from .round_service import RoundService
 
 _RELOAD = (
-    "weights were loaded after the first local step under quorum=, where ranks are at "
-    "different steps; call end_period() and detach() on all ranks, load the weights, "
-    "then call gw.local_steps again"
+    "weights were loaded between two local steps under quorum=, where ranks are at "
+    "different steps; call end_period() on all ranks just before"
 )
 
 
@@ -139,6 +138,8 @@ class PartialSteps(LocalSteps):
         ]
         self._rounds = self._made_rounds(way.tape)
         self._service = RoundService(self._engine, self._rounds)
+        self._ended_at = 0
+        """The steps of all ranks when they last had the same parameters."""
         self._tokens = 0
         """Tokens of the local step under way."""
         self._counted_bytes = 0
@@ -215,7 +216,9 @@ class PartialSteps(LocalSteps):
         sent_bytes = self._service.sent_bytes
         costs = {"wire_bytes": sent_bytes - self._counted_bytes}
         self._counted_bytes = sent_bytes
-        self._progress.recorder.end_step(costs, wall_clock(), None)
+        progress = self._progress
+        progress.recorder.end_step(costs, wall_clock(), None)
+        progress.write(self._local_step)
 
     def _at_border(self, act: Callable[[ParamRows], Any]) -> Any:
         """The value of ``act`` of parameters, which it may change between two steps."""
@@ -265,6 +268,7 @@ class PartialSteps(LocalSteps):
         awaited = partial(self._owners_at, versions)
         self._service.wait_for(lambda: not awaited(), self._settle, needed=awaited)
         self._has_stepped = False
+        self._ended_at = self.steps_of_all
 
     def _owners_at(self, versions: Sequence[int]) -> set[int]:
         """The ranks that own fragments which are at these versions still."""
@@ -279,7 +283,7 @@ class PartialSteps(LocalSteps):
         if not self._loads.may_be_pending:
             return
         loaded = self._loads.pending()
-        if loaded and self._local_step:
+        if loaded and self.steps_of_all != self._ended_at:
             raise self._engine.give_up(_RELOAD, step=self._local_step)
         self._loads.take(loaded, ())
         self._outer.restart(loaded)
