@@ -174,6 +174,8 @@ def as_whole_models(rank: int, world: int) -> list[tuple[str, bool, int]]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_islands_of_fsdp_end_with_the_bits_of_whole_models(four: Ranks) -> None:
     """Parameters are each island's own within a period."""
     ranks = four.run(as_whole_models)

@@ -131,6 +131,8 @@ class Launch:
     """Whether ``last`` is too short to wake a lane up for it."""
     is_control: bool = False
     """Whether the message takes the control channel, which carries no gradients."""
+    is_of_step: bool = True
+    """Whether ranks that wait in a joint call see that this one has begun a step."""
     is_inline: bool = False
     """Whether the launching thread does all computations up to the first verb for the
     network. Their error is raised.
@@ -143,6 +145,8 @@ PLAIN = Launch()
 """A message of gradients that waits for no task, in a host's memory."""
 CONTROL = Launch(is_control=True)
 """A message on the control channel, which carries no gradients."""
+BETWEEN_STEPS = Launch(is_control=True, is_of_step=False)
+"""A message on the control channel that belongs to no step."""
 
 
 class Engine:
@@ -393,7 +397,7 @@ class Engine:
             manager.add(Task("ended", slots.end), [end])
         turn = driver.turn
         manager.add(turn, [*before, self._tails[lane]])
-        if self._pulse is not None:
+        if self._pulse is not None and how.is_of_step:
             self._show(self._pulse.place.launched + 1)
         whole = end
         if how.last is not None:
@@ -1040,7 +1044,8 @@ def announced_meanwhile(
         return lambda: [list(own)]
     own_N = torch.tensor(own, dtype=torch.float64, device="cpu")
     steps = rows_of_all(world, own_N, among)
-    end = engine.launch(0, "figures", steps, CONTROL)
+    how = CONTROL if among is Among.RANKS else BETWEEN_STEPS
+    end = engine.launch(0, "figures", steps, how)
 
     def rows() -> list[list[float]]:
         engine.wait([end])
