@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, inf
 from typing import Any, NamedTuple
@@ -294,6 +294,8 @@ Answer = Pull | Merge
 """A message of an owner, which all ranks get."""
 Request = Push | Opening | Rest
 """A message to an owner."""
+Rows = Sequence[Tensor] | Mapping[int, Tensor]
+"""The flat parameters of each fragment."""
 
 # ---- one rank -----------------------------------------------------------------------
 
@@ -367,10 +369,8 @@ class FragmentOwner:
         self.sync_s = 0.0
         """Seconds that the last merge took to all ranks."""
         self._away: set[int] = set()
-        self._resting: set[int] = set()
-        """The ranks that push nothing in the last round."""
-        self._earlier: dict[int, Push] = {}
-        """Pushes from before the last round, which ranks may leave as they are."""
+        self._heard: set[int] | None = None
+        """The ranks that have sent their rest for the last round; None before it."""
         self._is_open = False
         self._opened_s = 0.0
         self._numbers = [0] * world
@@ -387,6 +387,8 @@ class FragmentOwner:
             return []
         self._numbers[push.rank] = push.number
         self._taken[push.rank] = push.version
+        if self._heard is not None:
+            self._heard.add(push.rank)
         self._measure(push, now_s)
         self.pushes[push.rank] = push
         return self.open(push.version, now_s) if push.opens else self._closing(now_s)
@@ -412,16 +414,14 @@ class FragmentOwner:
 
     def begin_last(self) -> None:
         """Opens a round that takes all ranks in, once each has sent its ``rest``."""
-        self._earlier = self.pushes
-        self.pushes = {}
+        self._heard = set()
         self._is_open = True
         self.closes_at_s = inf
 
     def keep(self, rank: int, now_s: float) -> list[Answer]:
-        """Takes a rank's push of before the last round in, if there is one."""
-        self._resting.add(rank)
-        if rank in self._earlier:
-            self.pushes[rank] = self._earlier[rank]
+        """Leaves a rank's push of before the last round in it, if there is one."""
+        assert self._heard is not None, "a rank rests in a last round"
+        self._heard.add(rank)
         return self._closing(now_s)
 
     @property
@@ -452,7 +452,7 @@ class FragmentOwner:
     @property
     def _present(self) -> set[int]:
         """The ranks that need not be waited for."""
-        return self.pushes.keys() | self._away | self._resting
+        return self.pushes.keys() | self._away if self._heard is None else self._heard
 
     def _grace_s(self, now_s: float) -> float:
         if self.rules.grace_s is not None:
@@ -474,7 +474,7 @@ class FragmentOwner:
             push for push, entry in zip(pushes, entries, strict=True) if entry.weight
         ]
         self.pushes = {}
-        self._resting = set()
+        self._heard = None
         self.closes_at_s = None
         self._is_open = False
         self.version += 1
@@ -535,7 +535,7 @@ class FragmentOwner:
         self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
         self._is_open = saved["is_open"]
         if self._has_quorum:
-            self.closes_at_s = 0.0
+            self.closes_at_s = self._grace_s(0.0)
         self.codec.load(saved["codec"])
 
 
@@ -812,7 +812,7 @@ class PartialRounds:
         """The merges of own rounds that close now."""
         return [answer for owner in self.owners.values() for answer in owner.due(now_s)]
 
-    def border(self, params: Sequence[Tensor], tokens: int = 0) -> list[Request]:
+    def border(self, params: Rows, tokens: int = 0) -> list[Request]:
         """Ends a local step of so many tokens: takes merges in, then pushes.
 
         ``params`` are the flat parameters of each fragment, which merges change.
@@ -829,7 +829,7 @@ class PartialRounds:
                 requests.append(learner.opening())
         return requests
 
-    def settle(self, params: Sequence[Tensor]) -> None:
+    def settle(self, params: Rows) -> None:
         """Takes in what has come, between two local steps."""
         while self.inbox:
             message = self.inbox.popleft()
@@ -839,7 +839,7 @@ class PartialRounds:
             elif learner.take(message, params[message.fragment]) and self._tape:
                 self._tape(self._line(message, learner))
 
-    def push_early(self, params: Sequence[Tensor]) -> list[Push]:
+    def push_early(self, params: Rows) -> list[Push]:
         """Pushes what no push has yet, before this rank waits for the last rounds."""
         self.settle(params)
         return [
@@ -848,7 +848,7 @@ class PartialRounds:
             if learner.may_push
         ]
 
-    def begin_last(self, params: Sequence[Tensor]) -> list[Request]:
+    def begin_last(self, params: Rows) -> list[Request]:
         """Begins a round of each fragment that takes all in; returns this rank's rest.
 
         All ranks call it when no message is on its way. After these rounds parameters

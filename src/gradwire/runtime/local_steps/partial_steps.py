@@ -90,24 +90,15 @@ class Fragment:
         self._outer.step(self.by_name(mean_N))
 
 
-class ParamRows(Sequence[Tensor]):
+class ParamRows(dict[int, Tensor]):
     """The rows of all fragments' parameters, each gathered when it is first read."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         self._fragments = fragments
-        self._rows: dict[int, Tensor] = {}
 
-    def __len__(self) -> int:
-        return len(self._fragments)
-
-    def __getitem__(self, fragment: Any) -> Any:
-        if fragment not in self._rows:
-            self._rows[fragment] = self._fragments[fragment].gathered()
-        return self._rows[fragment]
-
-    def put(self, fragment: int) -> None:
-        """Puts a fragment's row into its parameters."""
-        self._fragments[fragment].put(self[fragment])
+    def __missing__(self, fragment: int) -> Tensor:
+        self[fragment] = self._fragments[fragment].gathered()
+        return self[fragment]
 
 
 class PartialSteps(LocalSteps):
@@ -238,7 +229,7 @@ class PartialSteps(LocalSteps):
             value = act(rows)
             for fragment, learner in enumerate(learners):
                 if learner.version != versions[fragment]:
-                    rows.put(fragment)
+                    self._flat[fragment].put(rows[fragment])
         return value
 
     def _settle(self) -> None:
@@ -306,7 +297,7 @@ class PartialSteps(LocalSteps):
         figures = super().stats()
         figures["step_s"] *= self._rhythm.gap
         versions = [learner.version for learner in self._rounds.learners]
-        return {**figures, "exchanges": sum(versions)}
+        return {**figures, "averaged_by": "gradwire", "exchanges": sum(versions)}
 
     def residuals(self) -> dict[str, Tensor]:
         """This rank's residuals by parameter name: pseudo-gradients not sent yet."""
@@ -391,7 +382,7 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
             accepted = "0 beside quorum=, as a merge takes effect when it comes"
             raise invalid(name, value, accepted, "leave it out")
     grace = asked["grace"]
-    if isinstance(grace, str) and grace != "adaptive":
+    if grace is None or (isinstance(grace, str) and grace != "adaptive"):
         raise invalid("grace", grace, "'adaptive' or seconds, from 0", "leave it out")
     return Rules(
         quorum=asked["quorum"],
