@@ -33,9 +33,9 @@ from gradwire.exchange.rounds import (
 )
 from gradwire.runtime.state.table import copied
 from gradwire_lab.exchange.virtual_rounds import (
+    SteppedAnchor,
     VirtualClock,
     VirtualRank,
-    stepping,
 )
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import must, same_bits
@@ -165,26 +165,30 @@ class Run:
         work = working_dtype(own.dtype)
         params = []
         learners = []
-        owners = []
-        for fragment, numel in enumerate(NUMELS):
+
+        def codec_of(fragment: int) -> RoundCodec:
+            numel = NUMELS[fragment]
             spec = TensorSpec("fragment", numel, work, shapes=SHAPES[fragment])
+            return RoundCodec(own.codec, spec, rank, own.world)
+
+        def make_owner(fragment: int) -> FragmentOwner:
+            return own.owner(fragment, codec_of(fragment), self.rules, own.world)
+
+        for fragment, numel in enumerate(NUMELS):
             first_N = make_gradient("normal", numel, own.dtype, fragment)
             anchor_N = first_N.to(work, copy=True)
             learners.append(
                 own.learner(
                     rank,
                     fragment,
-                    RoundCodec(own.codec, spec, rank, own.world),
+                    codec_of(fragment),
                     self.rules,
                     anchor_N,
-                    stepping(anchor_N, own.outer),
+                    SteppedAnchor(anchor_N, own.outer),
                 )
             )
-            if fragment % own.world == rank:
-                codec = RoundCodec(own.codec, spec, rank, own.world)
-                owners.append(own.owner(fragment, codec, self.rules, own.world))
             params.append(first_N)
-        rounds = own.rounds(rank, learners, owners, self.tape.append)
+        rounds = own.rounds(rank, own.world, learners, make_owner, self.tape.append)
         return VirtualRank(rounds, params, partial(self._train, rank, params))
 
     def _train(self, rank: int, params: list[Tensor], step: int) -> int:

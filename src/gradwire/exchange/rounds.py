@@ -10,6 +10,12 @@ The parameters of a learner are its anchor minus all that it has learnt and that
 no merge yet. So a merge overwrites nothing. A push that comes too late for its round
 waits at the owner for the next one.
 
+When ranks are lost or come, the others begin an epoch together. Rounds that were open
+begin anew: owners drop pushes, and ranks take theirs back. The next live rank that has
+a fragment's last merge takes the place of a lost owner. Ranks that lack merges get the
+anchor from the owner, bit for bit. Fewer than half of the ranks train on and merge
+nothing, as the others may do so elsewhere.
+
 Nothing here sends or waits. A driver carries messages, which arrive in order from one
 rank to another, and may arrive twice. ``gradwire_lab.exchange.virtual_rounds`` has a
 driver on a virtual clock.
@@ -23,11 +29,11 @@ Differences: ranks own fragments, so no process stands beside them. Payloads may
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -231,6 +237,9 @@ class Push(NamedTuple):
     steps: int
     tokens: int
     weight: float
+    epoch: int
+    missed: int
+    """Rounds that the rank had missed, so that its work is older than ``version``."""
     payload_B: Tensor
 
 
@@ -270,6 +279,79 @@ class Merge(NamedTuple):
 
 Answer = Pull | Merge
 """A message of an owner, which all ranks get."""
+
+
+class Snapshot(NamedTuple):
+    """An owner's anchor and its outer state, for a rank that lacks merges."""
+
+    fragment: int
+    rank: int
+    """The rank that it is for."""
+    epoch: int
+    version: int
+    counted: int
+    """The number of this rank's last push in a merge."""
+    steps: int
+    tokens: int
+    payload_B: Tensor
+
+
+class Restart(NamedTuple):
+    """Begins an epoch on a rank, between two of its local steps."""
+
+    fragment: int
+    epoch: int
+    version: int
+    """The last round that a rank of the epoch has."""
+    behind: tuple[int, ...]
+    """The ranks that this owner sends its anchor."""
+
+
+Request = Push | Snapshot
+"""A message to one rank, which a local step ends with."""
+
+
+class Epoch(NamedTuple):
+    """The ranks that are in, from one loss or newcomer to the next."""
+
+    number: int
+    ranks: tuple[int, ...]
+    is_quorate: bool
+    """Whether rounds close: fewer than half of the ranks merge nothing, nor does one
+    rank that is left alone.
+    """
+    basis: tuple[int, int]
+    """The number of ranks in the last epoch whose rounds closed, and its first rank."""
+
+    @classmethod
+    def of(cls, number: int, ranks: Iterable[int], basis: Sequence[int] = ()) -> Epoch:
+        """An epoch of these ranks; without ``basis``, the first of all.
+
+        >>> [Epoch.of(1, ranks, (5, 0)).is_quorate for ranks in ((0, 2, 3), (1, 4))]
+        [True, False]
+        """
+        ranks = tuple(sorted(ranks))
+        own = (len(ranks), ranks[0])
+        num_before, first = basis or own
+        spare = 2 * len(ranks) - num_before
+        has_half = spare == 0 and len(ranks) > 1 and ranks[0] == first
+        is_quorate = spare > 0 or has_half
+        basis = own if is_quorate else (num_before, first)
+        return cls(number, ranks, is_quorate, basis)
+
+
+class OuterStep(Protocol):
+    """A fragment's outer optimizer."""
+
+    def step(self, mean_N: Tensor) -> None:
+        """Steps the anchor by a merged pseudo-gradient."""
+
+    def packed(self) -> Tensor:
+        """The bytes of the anchor and of the optimizer's state."""
+
+    def take_over(self, payload_B: Tensor) -> None:
+        """Puts what another rank has ``packed`` in this one's place."""
+
 
 # ---- one rank -----------------------------------------------------------------------
 
@@ -334,6 +416,7 @@ class FragmentOwner:
         self.codec = codec
         self.rules = rules
         self.version = 0
+        self.epoch = Epoch.of(0, range(world))
         self.pushes: dict[int, Push] = {}
         """Pushes by rank that are in no merge yet."""
         self.closes_at_s: float | None = None
@@ -345,7 +428,7 @@ class FragmentOwner:
         self._away: set[int] = set()
         self._is_open = False
         self._opened_s = 0.0
-        self._numbers = [0] * world
+        self._numbers: Counter[int] = Counter()
         """The number of each rank's last push."""
         self._pushed_s: dict[int, float] = {}
         self._paces_s: dict[int, float] = {}
@@ -353,7 +436,8 @@ class FragmentOwner:
 
     def take(self, push: Push, now_s: float) -> list[Answer]:
         """Takes a push; returns what all ranks are to be sent."""
-        if push.number <= self._numbers[push.rank]:
+        is_old = push.number <= self._numbers[push.rank]
+        if is_old or push.epoch != self.epoch.number:
             return []
         self._numbers[push.rank] = push.number
         self._measure(push, now_s)
@@ -383,18 +467,34 @@ class FragmentOwner:
         self._is_open = True
         self.closes_at_s = inf
 
+    def begin_epoch(self, epoch: Epoch, version: int, *, is_last: bool) -> None:
+        """Goes on after a round, with other ranks, which push anew.
+
+        ``is_last`` says whether a round that takes all in has yet to close.
+        """
+        self.epoch = epoch
+        self.version = version
+        self.come_back()
+        self._pushed_s = {}
+        self._paces_s = {}
+        self.begin_last()
+        if not is_last:
+            self._is_open = False
+            self.closes_at_s = None
+
     def due(self, now_s: float) -> list[Answer]:
         """The merge of the open round, if it is time to close it."""
         if self.closes_at_s is None or self.is_sending:
             return []
-        if now_s < self.closes_at_s and self._num_present < len(self._numbers):
+        if now_s < self.closes_at_s and self._num_present < len(self.epoch.ranks):
             return []
         return [self.close()]
 
     def _closing(self, now_s: float) -> list[Answer]:
         """Sets the end of the round if the quorum is there; the merge if it is due."""
-        is_quorum = self._is_open and self._num_present >= self.rules.quorum
-        if is_quorum and self.closes_at_s is None:
+        quorum = min(self.rules.quorum, len(self.epoch.ranks))
+        may_close = self._is_open and self.epoch.is_quorate
+        if may_close and self._num_present >= quorum and self.closes_at_s is None:
             self.closes_at_s = now_s + self._grace_s(now_s)
         return self.due(now_s)
 
@@ -441,7 +541,7 @@ class FragmentOwner:
         return Merge(self.fragment, self.version, tuple(entries), payload_B)
 
     def _entry(self, push: Push) -> Contribution:
-        age = self.version - push.version
+        age = self.version - push.version + push.missed
         most_age = self.rules.most_age
         is_merged = most_age is None or age <= most_age
         return Contribution(
@@ -469,7 +569,7 @@ class FragmentOwner:
         """All that a checkpoint keeps, as plain values."""
         return {
             "version": self.version,
-            "numbers": self._numbers,
+            "numbers": dict(self._numbers),
             "pushes": [list(push) for push in self.pushes.values()],
             "is_open": self._is_open,
             "codec": self.codec.state(),
@@ -478,7 +578,7 @@ class FragmentOwner:
     def load(self, saved: dict[str, Any]) -> None:
         """Goes on from a ``state``. An open round closes at the next occasion."""
         self.version = saved["version"]
-        self._numbers = [*saved["numbers"]]
+        self._numbers = Counter(saved["numbers"])
         self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
         self._is_open = saved["is_open"]
         self._closing(0.0)
@@ -489,6 +589,8 @@ def _push_of(fields: Iterable[Any]) -> Push:
     return Push(*fields)
 
 
+NEVER = -1
+"""The version of a rank that has never had an anchor of the run."""
 _COUNTS = (
     "_number",
     "_since",
@@ -496,6 +598,7 @@ _COUNTS = (
     "_tokens",
     "_merged_steps",
     "_merged_tokens",
+    "_missed",
 )
 """A learner's counters."""
 
@@ -503,7 +606,7 @@ _COUNTS = (
 class FragmentLearner:
     """A rank's anchor of a fragment, and what of it is on its way.
 
-    ``step`` steps the anchor by a merged pseudo-gradient. Parameters are flat, and may
+    ``outer`` steps the anchor by a merged pseudo-gradient. Parameters are flat, and may
     have fewer bits than the anchor.
     """
 
@@ -514,7 +617,7 @@ class FragmentLearner:
         codec: RoundCodec,
         rules: Rules,
         anchor_N: Tensor,
-        step: Callable[[Tensor], None],
+        outer: OuterStep,
     ) -> None:
         self.rank = rank
         self.fragment = fragment
@@ -528,7 +631,13 @@ class FragmentLearner:
         """The push that is in no merge yet."""
         self.pushed_N = torch.empty(0)
         """The part of the parameters that it holds."""
-        self._step = step
+        self.is_behind = False
+        """Whether it waits for a snapshot of merges that it lacks."""
+        self._outer = outer
+        self._epoch = 0
+        self._counted: Counter[int] = Counter()
+        """The number of each rank's last push in a merge."""
+        self._missed = 0
         self._number = 0
         turn = (fragment + 1) * rules.every // rules.fragments
         self._since = rules.every - turn
@@ -559,7 +668,7 @@ class FragmentLearner:
     @property
     def is_due(self) -> bool:
         """Whether a push is to be sent now; one may be on its way at once."""
-        may_push = self.pushed is None and self._steps > 0
+        may_push = self.pushed is None and self._steps > 0 and not self.is_behind
         return may_push and (self.is_asked or self._since >= self.rules.every)
 
     def learnt(self, param_N: Tensor) -> Tensor:
@@ -586,11 +695,14 @@ class FragmentLearner:
             steps=self._steps,
             tokens=self._tokens,
             weight=weight_of(self.rules.weights, self._steps, self._tokens),
+            epoch=self._epoch,
+            missed=self._missed,
             payload_B=self.codec.encode(self.pushed_N),
         )
         self._since = 0
         self._steps = 0
         self._tokens = 0
+        self._missed = 0
         self.is_asked = False
         return self.pushed
 
@@ -610,15 +722,71 @@ class FragmentLearner:
         self.version = merge.version
         kept_N = self.learnt(param_N)
         age = self._settle(merge, kept_N)
-        merged = [entry for entry in merge.contributions if entry.weight]
-        self._merged_steps += sum(entry.steps for entry in merged)
-        self._merged_tokens += sum(entry.tokens for entry in merged)
-        self._step(self.codec.decode(merge.payload_B))
+        for entry in merge.contributions:
+            if entry.weight:
+                self._counted[entry.rank] = entry.number
+                self._merged_steps += entry.steps
+                self._merged_tokens += entry.tokens
+        self._outer.step(self.codec.decode(merge.payload_B))
+        self._put(kept_N, param_N)
+        if age != 0:
+            self._since = 0
+        return True
+
+    def _put(self, kept_N: Tensor, param_N: Tensor) -> None:
+        """Puts parameters where they belong, with ``kept_N`` that no merge has."""
         param_N.copy_(self.anchor_N - kept_N)
         # Parameters of few bits cannot hold all that was kept.
         self._keep(kept_N - self.learnt(param_N))
-        if age != 0:
-            self._since = 0
+
+    def restart(self, restart: Restart) -> None:
+        """Begins an epoch: takes the push back, which its owner has dropped."""
+        self._epoch = restart.epoch
+        self.is_asked = False
+        self.is_behind = self.version < restart.version
+        push = self.pushed
+        if push is None or self.is_behind:
+            return
+        if push.opens and push.version == self.version:
+            self._since = self.rules.every
+        self._missed = self.version - push.version + push.missed
+        self.take_back()
+
+    def snapshot(self, rank: int) -> Snapshot:
+        """This rank's anchor, for a rank that lacks merges."""
+        return Snapshot(
+            fragment=self.fragment,
+            rank=rank,
+            epoch=self._epoch,
+            version=self.version,
+            counted=self._counted[rank],
+            steps=self._merged_steps,
+            tokens=self._merged_tokens,
+            payload_B=self._outer.packed(),
+        )
+
+    def catch_up(self, snapshot: Snapshot, param_N: Tensor) -> bool:
+        """Takes over an anchor; what this rank has learnt meanwhile stays.
+
+        Returns whether it was behind. The next push says how many rounds it has missed.
+        """
+        if not self.is_behind:
+            return False
+        kept_N = self.learnt(param_N)
+        if self.pushed is not None and self.pushed.number <= snapshot.counted:
+            self._merge_push(kept_N)
+        else:
+            self.take_back()
+        if self._steps:
+            self._missed += snapshot.version - self.version
+        self.version = snapshot.version
+        self._counted[self.rank] = snapshot.counted
+        self._merged_steps = snapshot.steps
+        self._merged_tokens = snapshot.tokens
+        self._outer.take_over(snapshot.payload_B)
+        self._put(kept_N, param_N)
+        self._since = 0
+        self.is_behind = False
         return True
 
     def _settle(self, merge: Merge, kept_N: Tensor) -> int | None:
@@ -631,14 +799,18 @@ class FragmentLearner:
             if push is None or (entry.rank, entry.number) != (push.rank, push.number):
                 continue
             if entry.weight:
-                kept_N -= self.pushed_N
-                # A NaN that the merge leaves out would stay on this rank.
-                clear_not_finite(kept_N)
-                self._forget_push()
+                self._merge_push(kept_N)
             else:
                 self.take_back()
             return entry.age
         return None
+
+    def _merge_push(self, kept_N: Tensor) -> None:
+        """Takes the push, which a merge has, out of ``kept_N``."""
+        kept_N -= self.pushed_N
+        # A NaN that the merge leaves out would stay on this rank.
+        clear_not_finite(kept_N)
+        self._forget_push()
 
     def take_back(self) -> None:
         """Takes the push back that is in no merge yet, if there is one.
@@ -685,14 +857,18 @@ class FragmentLearner:
 class PartialRounds:
     """One rank's part in the rounds of all fragments.
 
-    A driver calls ``border`` after each local step, and sends the pushes that it
-    returns to their owners. It calls ``receive`` for each message that comes, and
-    ``due`` at ``closes_at_s``. It sends the answers of both to all ranks, this one too.
+    A driver calls ``border`` after each local step, and sends what it returns: pushes
+    to the owners of their fragments, and snapshots to their ranks. It calls ``receive``
+    for each message that comes, and ``due`` at ``closes_at_s``. It sends the answers of
+    both to all ranks, this one too. If ranks are lost or come, the others stop sending,
+    exchange their ``row``, and call ``begin_epoch``. Messages sent before it are
+    dropped.
 
     Args:
         rank: This rank.
+        world: The number of ranks at first. A rank that comes later has another number.
         learners: One for each fragment, in order.
-        owners: The owners of this rank's own fragments.
+        make_owner: Makes the owner of a fragment.
         tape: Takes a JSON line for each merge that takes effect here. None (the
             default): no tape.
     """
@@ -700,23 +876,87 @@ class PartialRounds:
     def __init__(
         self,
         rank: int,
+        world: int,
         learners: Sequence[FragmentLearner],
-        owners: Sequence[FragmentOwner],
+        make_owner: Callable[[int], FragmentOwner],
         tape: Callable[[str], object] | None = None,
     ) -> None:
         self.rank = rank
         self.learners = learners
-        self.owners = {owner.fragment: owner for owner in owners}
-        self.inbox: deque[Answer] = deque()
+        self.owner_of = [learner.fragment % world for learner in learners]
+        """The rank that owns each fragment."""
+        self.owners = {
+            fragment: make_owner(fragment)
+            for fragment, owner in enumerate(self.owner_of)
+            if owner == rank
+        }
+        self.epoch = Epoch.of(0, range(world))
+        if rank >= world:
+            for learner in learners:
+                learner.version = NEVER
+        self.inbox: deque[Answer | Snapshot | Restart] = deque()
         self.step = 0
+        self._make_owner = make_owner
+        self._arrived = [learner.version for learner in learners]
+        """The last round of each fragment that has arrived."""
+        self._ends = [0] * len(learners)
+        """The rounds that take all in."""
         self._tape = tape
 
-    def receive(self, message: Push | Answer, now_s: float) -> list[Answer]:
+    def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         """Takes a message; merges wait for the next ``border``."""
+        fragment = message.fragment
         if isinstance(message, Push):
-            return self.owners[message.fragment].take(message, now_s)
+            owner = self.owners.get(fragment)
+            return [] if owner is None else owner.take(message, now_s)
+        if isinstance(message, Snapshot) and message.epoch != self.epoch.number:
+            return []
+        if isinstance(message, Snapshot | Merge):
+            self._arrived[fragment] = message.version
         self.inbox.append(message)
         return []
+
+    def row(self) -> list[int]:
+        """What this rank says of itself before an epoch: whole numbers."""
+        return [*self._arrived, *self.owner_of, self.epoch.number, *self.epoch.basis]
+
+    def begin_epoch(self, rows: Mapping[int, Sequence[int]]) -> None:
+        """Goes on among ``rows``' ranks, which all call it with the same rows.
+
+        An owner that has snapshots to send ``is_sending`` until they are there.
+        """
+        ranks = sorted(rows)
+        num = len(self.learners)
+        furthest = max(ranks, key=lambda rank: sum(rows[rank][:num]))
+        number = 1 + max(row[2 * num] for row in rows.values())
+        self.epoch = Epoch.of(number, ranks, rows[furthest][-2:])
+        for fragment in range(num):
+            self._begin_epoch(fragment, {r: rows[r][fragment] for r in ranks}, rows)
+
+    def _begin_epoch(
+        self,
+        fragment: int,
+        versions: Mapping[int, int],
+        rows: Mapping[int, Sequence[int]],
+    ) -> None:
+        latest = max(versions.values())
+        having = [rank for rank in versions if versions[rank] == latest]
+        before = rows[having[0]][len(self.learners) + fragment]
+        # the next rank in order, after the last the first
+        owner = min(having, key=lambda rank: (rank < before, rank))
+        self.owner_of[fragment] = owner
+        behind: tuple[int, ...] = ()
+        if owner == self.rank:
+            behind = tuple(rank for rank in versions if rank not in having)
+            if fragment not in self.owners:
+                self.owners[fragment] = self._make_owner(fragment)
+            own = self.owners[fragment]
+            is_last = latest < self._ends[fragment]
+            own.begin_epoch(self.epoch, latest, is_last=is_last)
+            own.is_sending = bool(behind)
+        else:
+            self.owners.pop(fragment, None)
+        self.inbox.append(Restart(fragment, self.epoch.number, latest, behind))
 
     @property
     def closes_at_s(self) -> float | None:
@@ -729,7 +969,7 @@ class PartialRounds:
         """The merges of own rounds that close now."""
         return [answer for owner in self.owners.values() for answer in owner.due(now_s)]
 
-    def border(self, params: Sequence[Tensor], tokens: int = 0) -> list[Push]:
+    def border(self, params: Sequence[Tensor], tokens: int = 0) -> list[Request]:
         """Ends a local step of so many tokens: takes merges in, then pushes.
 
         ``params`` are the flat parameters of each fragment, which merges change.
@@ -737,37 +977,72 @@ class PartialRounds:
         self.step += 1
         for learner in self.learners:
             learner.count(tokens)
-        self.settle(params)
-        return [
+        requests = self.settle(params)
+        requests += [
             learner.push(params[fragment], self.step)
             for fragment, learner in enumerate(self.learners)
             if learner.is_due
         ]
+        return requests
 
-    def settle(self, params: Sequence[Tensor]) -> None:
-        """Takes in what has come, between two local steps."""
+    def settle(self, params: Sequence[Tensor]) -> list[Request]:
+        """Takes in what has come, between two local steps.
+
+        Returns what an epoch that has begun asks for.
+        """
+        requests: list[Request] = []
         while self.inbox:
             message = self.inbox.popleft()
             learner = self.learners[message.fragment]
-            if isinstance(message, Pull):
-                learner.ask(message)
-            elif learner.take(message, params[message.fragment]) and self._tape:
-                self._tape(self._line(message, learner))
+            param_N = params[message.fragment]
+            match message:
+                case Pull():
+                    learner.ask(message)
+                case Merge():
+                    if learner.take(message, param_N) and self._tape:
+                        self._tape(self._line(message, learner))
+                case Restart():
+                    learner.restart(message)
+                    requests += map(learner.snapshot, message.behind)
+                    requests += self._last_push(learner, param_N)
+                case Snapshot():
+                    if learner.catch_up(message, param_N):
+                        requests += self._last_push(learner, param_N)
+        return requests
 
-    def begin_last(self, params: Sequence[Tensor]) -> list[Push]:
+    def _last_push(self, learner: FragmentLearner, param_N: Tensor) -> list[Request]:
+        """The push of a round that takes all in, if that is to be made again."""
+        if learner.is_behind or learner.version >= self._ends[learner.fragment]:
+            return []
+        return [learner.push(param_N, self.step)]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a fragment waits for a snapshot."""
+        return any(learner.is_behind for learner in self.learners)
+
+    def begin_last(self, params: Sequence[Tensor]) -> list[Request]:
         """Begins a round of each fragment that takes all in; returns the pushes.
 
         All ranks call it when no message is on its way. After these rounds parameters
-        are their anchors on all ranks, as there is no local step meanwhile.
+        are their anchors on all ranks, as there is no local step meanwhile. If an epoch
+        begins before a round has closed, it is made again.
         """
         for owner in self.owners.values():
             owner.begin_last()
-        for learner in self.learners:
+        requests: list[Request] = []
+        for fragment, learner in enumerate(self.learners):
+            self._ends[fragment] = learner.version + 1
             learner.take_back()
-        return [
-            learner.push(params[fragment], self.step)
-            for fragment, learner in enumerate(self.learners)
-        ]
+            requests += self._last_push(learner, params[fragment])
+        return requests
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rounds that take all in have taken effect here."""
+        versions = [learner.version for learner in self.learners]
+        ends = zip(versions, self._ends, strict=True)
+        return all(version >= end for version, end in ends)
 
     def state(self) -> dict[str, Any]:
         """All that a checkpoint keeps beside anchors, as plain values.
@@ -785,6 +1060,7 @@ class PartialRounds:
         self.step = saved["step"]
         for learner, of_learner in zip(self.learners, saved["learners"], strict=True):
             learner.load(of_learner)
+        self._arrived = [learner.version for learner in self.learners]
         for owner, of_owner in zip(self.owners.values(), saved["owners"], strict=True):
             owner.load(of_owner)
 

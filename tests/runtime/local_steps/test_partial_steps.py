@@ -182,20 +182,21 @@ class Replayed:
         ]
         rules = Rules(quorum=1, every=TAPED["every"], fragments=2, is_measured=True)
         exchange = gw.exchange_for(gw.compress.topk())
-        learners, owners = [], []
-        for number, flat in enumerate(self._flat):
-            codec, merging = (
-                RoundCodec(codec_for_rounds(exchange), flat.spec("cpu"), rank, world)
-                for _ in range(2)
-            )
-            learners.append(
-                FragmentLearner(rank, number, codec, rules, flat.anchor_N, flat.step)
-            )
-            if number % world == rank:
-                owners.append(FragmentOwner(number, merging, rules, world))
+
+        def codec_of(number: int) -> RoundCodec:
+            spec = self._flat[number].spec("cpu")
+            return RoundCodec(codec_for_rounds(exchange), spec, rank, world)
+
+        def make_owner(number: int) -> FragmentOwner:
+            return FragmentOwner(number, codec_of(number), rules, world)
+
+        learners = [
+            FragmentLearner(rank, n, codec_of(n), rules, flat.anchor_N, flat)
+            for n, flat in enumerate(self._flat)
+        ]
         self._rows = [flat.gathered() for flat in self._flat]
         self.tape: list[str] = []
-        rounds = PartialRounds(rank, learners, owners, self.tape.append)
+        rounds = PartialRounds(rank, world, learners, make_owner, self.tape.append)
         self.virtual = VirtualRank(rounds, self._rows, self._train)
 
     def _train(self, step: int) -> int:
