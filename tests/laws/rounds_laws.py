@@ -251,10 +251,8 @@ def law_nothing_learnt_is_lost(conditions: Conditions) -> None:
                 kept_N += push_N
                 size_N += push_N.abs()
                 means_N += entry.weight / total * push_N
-        _near(kept_N, learnt_N, size_N, "what was learnt is not what ranks and merges")
-        _near(
-            *_anchors_way(run, fragment, means_N), size_N, "merges are not in anchors"
-        )
+        near(kept_N, learnt_N, size_N, "what was learnt is not what ranks and merges")
+        near(*_anchors_way(run, fragment, means_N), size_N, "merges are not in anchors")
 
 
 def _anchors_way(run: Run, fragment: int, means_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,7 +265,7 @@ def _anchors_way(run: Run, fragment: int, means_N: Tensor) -> tuple[Tensor, Tens
     return way_N + owner.codec.residual_N.double(), means_N
 
 
-def _near(got_N: Tensor, want_N: Tensor, size_N: Tensor, what: str) -> None:
+def near(got_N: Tensor, want_N: Tensor, size_N: Tensor, what: str) -> None:
     """Element by element, to the roundings of float32 among all that was added up."""
     off_N = (got_N - want_N).abs()
     allowed_N = 4 * torch.finfo(torch.float32).eps * size_N + 1e-37

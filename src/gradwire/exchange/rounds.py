@@ -72,6 +72,9 @@ class Rules:
             default): all are merged.
         is_measured: Whether lists hold norms and cosines, as a tape shows them.
             Default: False.
+        may_part: Whether ranks that were cut off may come back. They then keep the last
+            push that a merge has, as the others may not have this merge. Default:
+            False.
     """
 
     quorum: int
@@ -82,6 +85,7 @@ class Rules:
     merge: str = "mean"
     most_age: int | None = None
     is_measured: bool = False
+    may_part: bool = False
 
     def __post_init__(self) -> None:
         check_whole("quorum", self.quorum, "count ranks")
@@ -289,22 +293,11 @@ class Snapshot(NamedTuple):
     """The rank that it is for."""
     epoch: int
     version: int
-    counted: int
-    """The number of this rank's last push in a merge."""
+    counted: tuple[tuple[int, int], ...]
+    """The number of the last push in a merge, by rank."""
     steps: int
     tokens: int
     payload_B: Tensor
-
-
-class Restart(NamedTuple):
-    """Begins an epoch on a rank, between two of its local steps."""
-
-    fragment: int
-    epoch: int
-    version: int
-    """The last round that a rank of the epoch has."""
-    behind: tuple[int, ...]
-    """The ranks that this owner sends its anchor."""
 
 
 Request = Push | Snapshot
@@ -338,6 +331,46 @@ class Epoch(NamedTuple):
         is_quorate = spare > 0 or has_half
         basis = own if is_quorate else (num_before, first)
         return cls(number, ranks, is_quorate, basis)
+
+
+class Restart(NamedTuple):
+    """Begins an epoch on a rank, between two of its local steps."""
+
+    fragment: int
+    epoch: Epoch
+    is_behind: bool
+    """Whether this rank lacks merges, or has one that does not count."""
+    behind: tuple[int, ...]
+    """The ranks that this owner sends its anchor."""
+
+
+class Row(NamedTuple):
+    """What a rank says of itself before an epoch."""
+
+    eras: list[int]
+    """The last epoch with a quorum that confirmed each fragment's last round."""
+    rounds: list[int]
+    """The last round of each fragment that has arrived."""
+    owners: list[int]
+    """The owner of each fragment."""
+    epoch: int
+    last_quorate: int
+    """The last epoch with a quorum that the rank was in."""
+    num_before: int
+    first: int
+
+    def figures(self) -> list[int]:
+        """All of it as whole numbers in a row."""
+        return [*self.eras, *self.rounds, *self.owners, *self[3:]]
+
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> Row:
+        """The row that has these ``figures``."""
+        whole = [*map(int, figures)]
+        num = len(whole[:-4]) // 3
+        return cls(
+            whole[:num], whole[num : -4 - num], whole[-4 - num : -4], *whole[-4:]
+        )
 
 
 class OuterStep(Protocol):
@@ -543,7 +576,8 @@ class FragmentOwner:
     def _entry(self, push: Push) -> Contribution:
         age = self.version - push.version + push.missed
         most_age = self.rules.most_age
-        is_merged = most_age is None or age <= most_age
+        is_last = self.closes_at_s == inf
+        is_merged = most_age is None or age <= most_age or is_last
         return Contribution(
             rank=push.rank,
             number=push.number,
@@ -634,7 +668,9 @@ class FragmentLearner:
         self.is_behind = False
         """Whether it waits for a snapshot of merges that it lacks."""
         self._outer = outer
-        self._epoch = 0
+        self._last: tuple[Push, Tensor] | None = None
+        """The push in the last merge, and the part of parameters that it had."""
+        self._epoch = Epoch.of(0, [rank])
         self._counted: Counter[int] = Counter()
         """The number of each rank's last push in a merge."""
         self._missed = 0
@@ -695,7 +731,7 @@ class FragmentLearner:
             steps=self._steps,
             tokens=self._tokens,
             weight=weight_of(self.rules.weights, self._steps, self._tokens),
-            epoch=self._epoch,
+            epoch=self._epoch.number,
             missed=self._missed,
             payload_B=self.codec.encode(self.pushed_N),
         )
@@ -720,6 +756,7 @@ class FragmentLearner:
                 f"{self.version}: messages of a rank arrive in order, and none is lost"
             )
         self.version = merge.version
+        self._last = None
         kept_N = self.learnt(param_N)
         age = self._settle(merge, kept_N)
         for entry in merge.contributions:
@@ -740,12 +777,15 @@ class FragmentLearner:
         self._keep(kept_N - self.learnt(param_N))
 
     def restart(self, restart: Restart) -> None:
-        """Begins an epoch: takes the push back, which its owner has dropped."""
+        """Begins an epoch: takes the push back, which its owner has dropped.
+
+        It stays where a merge that others have may hold it.
+        """
         self._epoch = restart.epoch
         self.is_asked = False
-        self.is_behind = self.version < restart.version
+        self.is_behind = restart.is_behind
         push = self.pushed
-        if push is None or self.is_behind:
+        if push is None or self.is_behind or not restart.epoch.is_quorate:
             return
         if push.opens and push.version == self.version:
             self._since = self.rules.every
@@ -757,9 +797,9 @@ class FragmentLearner:
         return Snapshot(
             fragment=self.fragment,
             rank=rank,
-            epoch=self._epoch,
+            epoch=self._epoch.number,
             version=self.version,
-            counted=self._counted[rank],
+            counted=tuple((rank, self._counted[rank]) for rank in self._epoch.ranks),
             steps=self._merged_steps,
             tokens=self._merged_tokens,
             payload_B=self._outer.packed(),
@@ -773,14 +813,22 @@ class FragmentLearner:
         if not self.is_behind:
             return False
         kept_N = self.learnt(param_N)
-        if self.pushed is not None and self.pushed.number <= snapshot.counted:
+        last = self._last
+        self._last = None
+        self._counted = Counter(dict(snapshot.counted))
+        counted = self._counted[self.rank]
+        if self.pushed is not None and self.pushed.number <= counted:
             self._merge_push(kept_N)
         else:
             self.take_back()
+        if last is not None and last[0].number > counted:
+            # the merge that had it does not count
+            self.pushed, self.pushed_N = last
+            kept_N += self.pushed_N
+            self.take_back()
         if self._steps:
-            self._missed += snapshot.version - self.version
+            self._missed += max(0, snapshot.version - self.version)
         self.version = snapshot.version
-        self._counted[self.rank] = snapshot.counted
         self._merged_steps = snapshot.steps
         self._merged_tokens = snapshot.tokens
         self._outer.take_over(snapshot.payload_B)
@@ -808,6 +856,8 @@ class FragmentLearner:
     def _merge_push(self, kept_N: Tensor) -> None:
         """Takes the push, which a merge has, out of ``kept_N``."""
         kept_N -= self.pushed_N
+        if self.rules.may_part and self.pushed is not None:
+            self._last = (self.pushed, self.pushed_N)
         # A NaN that the merge leaves out would stay on this rank.
         clear_not_finite(kept_N)
         self._forget_push()
@@ -899,6 +949,11 @@ class PartialRounds:
         self._make_owner = make_owner
         self._arrived = [learner.version for learner in learners]
         """The last round of each fragment that has arrived."""
+        self._eras = [0 if rank < world else NEVER] * len(learners)
+        """The last epoch with a quorum that confirmed each fragment's last round."""
+        self._coming_eras = self._eras
+        """The eras of the snapshots that this rank waits for."""
+        self._last_quorate = self._eras[0]
         self._ends = [0] * len(learners)
         """The rounds that take all in."""
         self._tape = tape
@@ -911,52 +966,67 @@ class PartialRounds:
             return [] if owner is None else owner.take(message, now_s)
         if isinstance(message, Snapshot) and message.epoch != self.epoch.number:
             return []
+        if isinstance(message, Snapshot):
+            self._eras[fragment] = self._coming_eras[fragment]
         if isinstance(message, Snapshot | Merge):
             self._arrived[fragment] = message.version
         self.inbox.append(message)
         return []
 
-    def row(self) -> list[int]:
-        """What this rank says of itself before an epoch: whole numbers."""
-        return [*self._arrived, *self.owner_of, self.epoch.number, *self.epoch.basis]
+    def row(self) -> Row:
+        """What this rank says of itself before an epoch."""
+        return Row(
+            [*self._eras],
+            [*self._arrived],
+            [*self.owner_of],
+            self.epoch.number,
+            self._last_quorate,
+            *self.epoch.basis,
+        )
 
-    def begin_epoch(self, rows: Mapping[int, Sequence[int]]) -> None:
+    def begin_epoch(self, rows: Mapping[int, Row]) -> None:
         """Goes on among ``rows``' ranks, which all call it with the same rows.
 
-        An owner that has snapshots to send ``is_sending`` until they are there.
+        An owner that has snapshots to send ``is_sending`` until they are sent.
         """
-        ranks = sorted(rows)
-        num = len(self.learners)
-        furthest = max(ranks, key=lambda rank: sum(rows[rank][:num]))
-        number = 1 + max(row[2 * num] for row in rows.values())
-        self.epoch = Epoch.of(number, ranks, rows[furthest][-2:])
-        for fragment in range(num):
-            self._begin_epoch(fragment, {r: rows[r][fragment] for r in ranks}, rows)
+        number = 1 + max(row.epoch for row in rows.values())
+        latest = max(rows.values(), key=lambda row: row.last_quorate)
+        basis = (latest.num_before, latest.first)
+        self.epoch = Epoch.of(number, rows, basis)
+        if self.epoch.is_quorate:
+            self._last_quorate = number
+        self._coming_eras = [*self._eras]
+        for fragment in range(len(self.learners)):
+            self._begin_epoch(fragment, rows)
 
-    def _begin_epoch(
-        self,
-        fragment: int,
-        versions: Mapping[int, int],
-        rows: Mapping[int, Sequence[int]],
-    ) -> None:
-        latest = max(versions.values())
-        having = [rank for rank in versions if versions[rank] == latest]
-        before = rows[having[0]][len(self.learners) + fragment]
+    def _begin_epoch(self, fragment: int, rows: Mapping[int, Row]) -> None:
+        places = {
+            r: (row.eras[fragment], row.rounds[fragment]) for r, row in rows.items()
+        }
+        era, version = max(places.values())
+        having = sorted(rank for rank in rows if places[rank] == (era, version))
+        before = rows[having[0]].owners[fragment]
         # the next rank in order, after the last the first
         owner = min(having, key=lambda rank: (rank < before, rank))
         self.owner_of[fragment] = owner
         behind: tuple[int, ...] = ()
         if owner == self.rank:
-            behind = tuple(rank for rank in versions if rank not in having)
+            behind = tuple(sorted(rows.keys() - having))
             if fragment not in self.owners:
                 self.owners[fragment] = self._make_owner(fragment)
             own = self.owners[fragment]
-            is_last = latest < self._ends[fragment]
-            own.begin_epoch(self.epoch, latest, is_last=is_last)
+            is_last = version < self._ends[fragment]
+            own.begin_epoch(self.epoch, version, is_last=is_last)
             own.is_sending = bool(behind)
         else:
             self.owners.pop(fragment, None)
-        self.inbox.append(Restart(fragment, self.epoch.number, latest, behind))
+        self._coming_eras[fragment] = (
+            self._last_quorate if self.epoch.is_quorate else era
+        )
+        is_behind = self.rank not in having
+        if not is_behind:
+            self._eras[fragment] = self._coming_eras[fragment]
+        self.inbox.append(Restart(fragment, self.epoch, is_behind, behind))
 
     @property
     def closes_at_s(self) -> float | None:
@@ -1017,9 +1087,9 @@ class PartialRounds:
         return [learner.push(param_N, self.step)]
 
     @property
-    def is_behind(self) -> bool:
-        """Whether a fragment waits for a snapshot."""
-        return any(learner.is_behind for learner in self.learners)
+    def is_new(self) -> bool:
+        """Whether this rank has yet to get the run's anchors, before its first step."""
+        return any(learner.version == NEVER for learner in self.learners)
 
     def begin_last(self, params: Sequence[Tensor]) -> list[Request]:
         """Begins a round of each fragment that takes all in; returns the pushes.

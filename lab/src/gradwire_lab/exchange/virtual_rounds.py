@@ -7,7 +7,7 @@ that a function names, and so do messages.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -27,6 +27,7 @@ from gradwire.exchange.rounds import (
     Merge,
     PartialRounds,
     Pull,
+    Push,
     Request,
     Snapshot,
 )
@@ -131,6 +132,8 @@ class VirtualRank:
 
     def local_step(self) -> list[Request]:
         """Makes a local step; returns what is to be sent after it."""
+        if self.rounds.is_new:
+            return self.rounds.settle(self.params)
         tokens = self.train(self.rounds.step + 1)
         return self.rounds.border(self.params, tokens)
 
@@ -204,16 +207,18 @@ class VirtualClock:
             self.send(rank, self.ranks[rank].local_step())
             self._after(self._step_s(rank), partial(self._local_step, rank))
 
-    def send(self, rank: int, requests: Iterable[Request]) -> None:
+    def send(self, rank: int, requests: Sequence[Request]) -> None:
         """Sends what a local step has ended with."""
         rounds = self.ranks[rank].rounds
         for request in requests:
-            if isinstance(request, Snapshot):
+            if isinstance(request, Push):
+                self._send(rank, rounds.owner_of[request.fragment], request)
+            else:
                 self._send(rank, request.rank, request)
+        for request in requests:
+            if isinstance(request, Snapshot):
                 rounds.owners[request.fragment].is_sending = False
                 self._close(rank)
-            else:
-                self._send(rank, rounds.owner_of[request.fragment], request)
 
     def _send(self, source: int, target: int, message: Request | Answer) -> None:
         size_bytes = 0 if isinstance(message, Pull) else message.payload_B.numel()
@@ -255,9 +260,11 @@ class VirtualClock:
         """Lets an owner close no round until all have what its rank has sent."""
         owner.is_sending = True
         last_s = max(self._arrivals[rank, target] for target in range(len(self.ranks)))
+        epoch = owner.epoch
 
         def release() -> None:
-            owner.is_sending = False
-            self._answer(rank, owner.due(self.now_s))
+            if owner.epoch == epoch:
+                owner.is_sending = False
+                self._close(rank)
 
         self._after(last_s - self.now_s, release)
