@@ -789,8 +789,13 @@ class FragmentLearner:
             return
         if push.opens and push.version == self.version:
             self._since = self.rules.every
-        self._missed = self.version - push.version + push.missed
-        self.take_back()
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Takes the push back, whose work stays as old as it is."""
+        if (push := self.pushed) is not None:
+            self._missed += self.version - push.version + push.missed
+            self.take_back()
 
     def snapshot(self, rank: int) -> Snapshot:
         """This rank's anchor, for a rank that lacks merges."""
@@ -820,7 +825,7 @@ class FragmentLearner:
         if self.pushed is not None and self.pushed.number <= counted:
             self._merge_push(kept_N)
         else:
-            self.take_back()
+            self._reclaim()
         if last is not None and last[0].number > counted:
             # the merge that had it does not count
             self.pushed, self.pushed_N = last
