@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from gradwire.contract.trace.span import Span, Trace
 from gradwire.errors import InvalidSetting
@@ -97,54 +95,3 @@ def test_ranks_wait_20_s_for_each_other_and_longer_on_slow_links_or_few_cores(
     ]
     assert waits_s == [20, 20, 200]
     assert Demo(hosts=8).timeout_s == 80
-
-
-@pytest.mark.smoke
-def test_try_says_where_its_page_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = importlib.import_module("gradwire_bench.cli.try")
-    rows: list[dict[str, object]] = [
-        {
-            "name": "ddp",
-            "num_hosts": 2,
-            "step_s": 1.0,
-            "speedup_vs_ddp": 1.0,
-            "wire_bytes_per_step": 8.0,
-            "density_actual": None,
-            "loss": 1.5,
-        }
-    ]
-    outcome = DemoResult(rows, {}, {}, {}, [])
-    page = tmp_path / "out" / "report.html"
-    demo_module = importlib.import_module("gradwire_bench.cli.demo")
-    monkeypatch.setattr(demo_module, "run", lambda settings, report: outcome)
-    monkeypatch.setattr(module, "write", lambda outcome, folder, title: page)
-    done = CliRunner().invoke(module.app, ["--no-browser"])
-    assert done.exit_code == 0, done.output
-    assert str(page) in done.output
-    assert "density" not in done.output  # no row has one
-
-
-@pytest.mark.slow
-@pytest.mark.multi
-@pytest.mark.timeout(300)
-def test_try_trains_behind_a_relay_and_writes_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    module = importlib.import_module("gradwire_bench.cli.try")
-    few = {"compressors": ("onebit",), "task": "convnet"}
-    monkeypatch.setattr(module, "Demo", lambda **given: Demo(**given | few))
-    given = ["--no-browser", "--steps", "8", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(module.app, given)
-    assert done.exit_code == 0, done.output
-    reported = [
-        line.split()[0]
-        for line in done.output.splitlines()
-        if line.startswith(("ddp", "g"))
-    ]
-    assert reported[-3:] == ["ddp", "ddp-fp16", "gradwire-onebit"]
-    assert "Training loss over seconds" in (tmp_path / "out" / "report.html").read_text(
-        "utf-8"
-    )

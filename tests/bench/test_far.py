@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.cli.report.table import Row
 from gradwire.errors import InvalidSetting
-from gradwire_bench.runs import connections, far
+from gradwire_bench.runs import connections, far, turns
 from gradwire_bench.testbed import netns
 from tests.runtime.ranks import Ranks
 
@@ -20,7 +20,7 @@ def _connections(rank: int, world: int) -> list[Row]:
 
 
 def _far(rank: int, world: int) -> list[Row]:
-    return far.measure(far.METHODS, 8, 1, turns=2, num_steps=far.WARM_UP + 2)
+    return far.measure(far.METHODS, 8, 1, turns=2, num_steps=turns.WARM_UP + 2)
 
 
 @pytest.mark.slow

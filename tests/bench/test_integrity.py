@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradwire_bench.runs import hsdp, integrity
+from gradwire_bench.runs import hsdp, integrity, turns
 from gradwire_bench.training.tasks import make_task
 from tests.runtime.ranks import Ranks
 
@@ -31,7 +31,7 @@ def test_each_side_has_a_row() -> None:
 
 
 def measured_by_hsdp(rank: int, world: int) -> list[dict[str, Any]]:
-    return hsdp.measure(make_task("convnet"), turns=1, num_steps=hsdp.WARM_UP + 1)
+    return hsdp.measure(make_task("convnet"), turns=1, num_steps=turns.WARM_UP + 1)
 
 
 @pytest.mark.slow

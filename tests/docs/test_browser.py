@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from gradwire_bench.report import html
+from gradwire_bench.report.live import LivePage
 from scripts.site_pages import ROOT
 
 CHROMIUM = next(
@@ -191,5 +192,29 @@ def test_a_wide_report_fits_its_window(tmp_path: Path) -> None:
         notes=["losses after 40 steps " * 12],
     )
     pages, errors = looked_at(["report.html"], tmp_path, tmp_path / "profile")
+    assert unfit(pages) == []
+    assert errors == []
+
+
+def test_a_live_page_fits_its_window_before_and_after(tmp_path: Path) -> None:
+    page = LivePage(
+        folder=tmp_path,
+        methods=["DDP, AdamW", "gradwire local steps, Muon"],
+        place="An LSTM learns to write, on 4 ranks at 50mbit, 40 ms one way.",
+        steps=80,
+        command="gradwire try --far --no-browser --out " + "folder/" * 20,
+    )
+    lines = [
+        [
+            {"step": 5 * at, "seconds": pace * at, "loss": 5.5 / (1 + at / 8)}
+            for at in range(17)
+        ]
+        for pace in (2.5, 0.2)
+    ]
+    page.begin()
+    page.path.rename(tmp_path / "before.html")
+    page.end(lines, 2.6, "gradwire local steps, Muon: 3.0 s to DDP's loss.")
+    paths = ["before.html", "index.html"]
+    pages, errors = looked_at(paths, tmp_path, tmp_path / "profile")
     assert unfit(pages) == []
     assert errors == []

@@ -17,6 +17,7 @@ from gradwire.exchange.rounds import (
     PartialRounds,
     Pull,
     Push,
+    Request,
     Rules,
 )
 from tests.laws import rounds_laws as laws
@@ -88,7 +89,7 @@ class StepsByItsOwn(FragmentLearner):
 class CountsItselfIn(PartialRounds):
     """A rank writes itself into the lists that it hears of."""
 
-    def receive(self, message: Push | Answer, now_s: float) -> list[Answer]:
+    def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         if isinstance(message, Merge):
             entries = [
                 c._replace(age=0) if c.rank == self.rank else c
@@ -140,6 +141,30 @@ class OpensForAnyone(FragmentOwner):
 
     def take(self, push: Push, now_s: float) -> list[Answer]:
         return super().take(push._replace(opens=True, version=self.version), now_s)
+
+
+class NoticesNoSilence(FragmentOwner):
+    """Rounds close however long a rank makes no step."""
+
+    @property
+    def is_held(self) -> bool:
+        return self.is_sending
+
+
+class OpensAtOnce(FragmentLearner):
+    """A rank whose push came late opens the next round with its next step."""
+
+    @property
+    def may_open(self) -> bool:
+        return self.pushed is not None
+
+
+class OpensNothing(FragmentLearner):
+    """A rank whose push came late waits for others to open the next round."""
+
+    @property
+    def may_open(self) -> bool:
+        return False
 
 
 class AsksNobody(FragmentOwner):
@@ -208,6 +233,7 @@ class SavesNoPushes(FragmentOwner):
 
 QUICK = Rules(quorum=1, every=4)
 LATE = Rules(quorum=1, every=4, most_age=0)
+NEAR = Rules(quorum=1, every=4, most_waiting=1)
 PATIENT = Rules(quorum=2, every=4, grace_s=0.3)
 
 LOSSY = topk(density=0.3)
@@ -237,8 +263,23 @@ BITES: tuple[Bite, ...] = (
     (laws.law_no_push_counts_twice, Conditions(owner=CountsRepeats, rules=PATIENT)),
     (laws.law_no_push_counts_twice, Conditions(owner=MergesAgain, rules=PATIENT)),
     (laws.law_a_round_takes_its_steps, Conditions(owner=OpensForAnyone, rules=QUICK)),
+    (
+        laws.law_a_round_takes_its_steps,
+        Conditions(learner=OpensAtOnce, rules=QUICK, pauses=True, seed=2),
+    ),
+    (
+        laws.law_every_rank_is_in,
+        Conditions(learner=OpensNothing, rules=QUICK, pauses=True, seed=2),
+    ),
+    (
+        laws.law_few_merges_wait_for_a_rank,
+        Conditions(owner=NoticesNoSilence, rules=NEAR, pauses=True),
+    ),
     (laws.law_every_rank_is_in, Conditions(owner=AsksNobody, rules=QUICK)),
-    (laws.law_every_rank_is_in, Conditions(learner=HearsOldPulls, rules=QUICK)),
+    (
+        laws.law_every_rank_is_in,
+        Conditions(learner=HearsOldPulls, rules=QUICK, pauses=True, world=2),
+    ),
     (
         laws.law_a_last_round_takes_all_in,
         Conditions(owner=EndsWithoutTheOthers, rules=QUICK),

@@ -7,12 +7,12 @@ from a seed. Each law takes a run, so that it can be shown a wrong one.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from math import prod
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from gradwire.exchange.rounds import (
     FragmentLearner,
     FragmentOwner,
     Merge,
+    Opening,
     PartialRounds,
     Push,
     RoundCodec,
@@ -59,6 +60,8 @@ class Conditions:
     rules: Rules | None = None
     outer: Any = PLAIN
     until_s: float = 9.0
+    pauses: bool = False
+    """Whether all ranks but the last pause after two periods."""
     learner: type[FragmentLearner] = FragmentLearner
     owner: type[FragmentOwner] = FragmentOwner
     rounds: type[PartialRounds] = PartialRounds
@@ -108,7 +111,9 @@ class Run:
         delays = [[draw.uniform(0.0, 0.7) for _ in range(world)] for _ in range(world)]
         clock = VirtualClock(
             self.ranks,
-            step_s=lambda rank: speeds[rank] * draw.uniform(0.5, 1.5),
+            step_s=lambda rank: (
+                math.inf if self.pauses(rank) else speeds[rank] * draw.uniform(0.5, 1.5)
+            ),
             delay_s=lambda source, target, size: (
                 0.0 if source == target else delays[source][target] + 1e-5 * size
             ),
@@ -129,6 +134,12 @@ class Run:
                 )
         return self
 
+    def pauses(self, rank: int) -> bool:
+        """Whether a rank makes no further step."""
+        is_last = rank == self.conditions.world - 1
+        is_early = self.ranks[rank].rounds.step < 2 * self.rules.every
+        return self.conditions.pauses and not is_last and not is_early
+
     def _go_on_from_a_state(self, own: VirtualRank) -> None:
         """Replaces a rank's rounds by new ones, which load the old ones' state."""
         old = own.rounds
@@ -138,9 +149,11 @@ class Run:
         own.rounds.inbox = old.inbox
         for new, before in zip(own.rounds.learners, old.learners, strict=True):
             new.anchor_N.copy_(before.anchor_N)
-        # A state is for ranks between messages: it leaves the end of a grace out.
+        # A state is for ranks between messages: it leaves the end of a grace out, and
+        # who has taken which round in.
         for owner in own.rounds.owners.values():
             owner.closes_at_s = old.owners[owner.fragment].closes_at_s
+            owner._taken = old.owners[owner.fragment]._taken
 
     def merges(self) -> list[Merge]:
         """All merges, each once, in the order in which they were sent."""
@@ -205,7 +218,7 @@ class Run:
         return 1 + (rank + step) % 3
 
 
-NUMELS = tuple(sum(map(prod, shapes)) for shapes in SHAPES)
+NUMELS = tuple(sum(map(math.prod, shapes)) for shapes in SHAPES)
 
 
 @lru_cache(maxsize=2)
@@ -325,7 +338,14 @@ def law_a_round_takes_its_steps(conditions: Conditions) -> None:
     run = played(conditions)
     later = (merge for merge in run.merges() if merge.version > 1)
     for merge in later:
-        most = max((c.steps for c in merge.contributions if not c.age), default=0)
+        steps = [c.steps for c in merge.contributions if not c.age]
+        before = (merge.fragment, merge.version - 1)
+        steps += [
+            message.steps
+            for message in run.messages
+            if isinstance(message, Opening) and message[:2] == before
+        ]
+        most = max(steps, default=0)
         where = f"round {merge.version} of fragment {merge.fragment}"
         must(most >= run.rules.every, f"{where} came after {most} steps")
 
@@ -334,6 +354,8 @@ def law_every_rank_is_in(conditions: Conditions) -> None:
     """A slow or far rank is in later rounds too, with all its steps."""
     run = played(conditions)
     for own in run.ranks:
+        if run.pauses(own.rounds.rank):
+            continue
         for fragment in range(len(NUMELS)):
             entries = [
                 entry
@@ -347,6 +369,17 @@ def law_every_rank_is_in(conditions: Conditions) -> None:
                 f"rank {own.rounds.rank} is in no round of fragment {fragment} after "
                 f"step {last} of {own.rounds.step}",
             )
+
+
+def law_few_merges_wait_for_a_rank(conditions: Conditions) -> None:
+    """A rank that makes no step holds a bounded number of merges."""
+    run = played(conditions)
+    for own in run.ranks:
+        waiting = {m[:2] for m in own.rounds.inbox if isinstance(m, Merge)}
+        counts = Counter(fragment for fragment, _ in waiting)
+        most = max(counts.values(), default=0)
+        where = f"{most} merges of a fragment wait for rank {own.rounds.rank}"
+        must(most <= run.rules.most_waiting + 1, where)
 
 
 def law_a_tape_gives_the_same_bits(conditions: Conditions) -> None:

@@ -76,8 +76,9 @@ class _Script:
             )
             for fragment in self.asked[here]:
                 virtual.rounds.learners[fragment].is_asked = True
-            for push in virtual.local_step():
-                self.pushes[push.fragment, rank, push.number] = push
+            for request in virtual.local_step():
+                if isinstance(request, Push):
+                    self.pushes[request.fragment, rank, request.number] = request
             self._compare(virtual, self.taken[here])
         return virtual.rounds.step > begun
 

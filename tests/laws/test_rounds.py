@@ -20,7 +20,7 @@ from gradwire.exchange.rounds import Rules
 from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.inputs import WIDE_KINDS
 from tests.each import each
-from tests.laws.broken_rounds import BITES
+from tests.laws.broken_rounds import BITES, NEAR, QUICK
 from tests.laws.cases import compressors, draw_of
 from tests.laws.rounds_laws import (
     DILOCO,
@@ -28,6 +28,7 @@ from tests.laws.rounds_laws import (
     Conditions,
     Run,
     law_anchors_have_the_same_bits,
+    law_every_rank_is_in,
     law_nothing_learnt_is_lost,
     played,
 )
@@ -68,6 +69,22 @@ def test_laws_hold_for_every_number_of_ranks(
     law: Callable[[Conditions], None], world: int
 ) -> None:
     law(Conditions(world=world, codec=topk(density=0.1), seed=1))
+
+
+@each("law", LAWS, ids=lambda law: law.__name__)
+def test_laws_hold_while_all_ranks_but_one_make_no_step(
+    law: Callable[[Conditions], None],
+) -> None:
+    law(Conditions(codec=topk(density=0.1), rules=QUICK, pauses=True, seed=2))
+
+
+@each("pauses", (False, True))
+@each("law", LAWS, ids=lambda law: law.__name__)
+def test_laws_hold_where_owners_wait_for_silent_ranks(
+    law: Callable[[Conditions], None], pauses: bool
+) -> None:
+    if not (pauses and law is law_every_rank_is_in):
+        law(Conditions(codec=topk(density=0.1), rules=NEAR, pauses=pauses))
 
 
 CODECS = (none(), topk(density=0.1), onebit(block=64))
@@ -138,7 +155,13 @@ def test_a_tape_that_is_not_whole_or_of_another_run_is_refused() -> None:
 
 @each(
     "setting",
-    [{"most_age": -1}, {"most_age": "x"}, {"fragments": 0}, {"quorum": 0}],
+    [
+        {"most_age": -1},
+        {"most_age": "x"},
+        {"most_waiting": 0},
+        {"fragments": 0},
+        {"quorum": 0},
+    ],
 )
 def test_rules_that_make_no_sense_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(setting))):

@@ -508,9 +508,7 @@ FREE = dict.fromkeys(
     [
         one
         for one in examples("planner")
-        if not any(
-            word in name_of(one) for word in ("bytes", "ssfusion", "selective_fusion")
-        )
+        if not any(word in name_of(one) for word in ("bytes", "ssfusion"))
     ],
     ids=name_of,
 )

@@ -156,10 +156,7 @@ LATENT = Cluster(
 
 PLANNERS: list[partial[Any]] = [
     partial(gw.plan, "auto", fidelity="any"),
-    *(
-        partial(gw.plan, name)
-        for name in ("ssfusion", "selective_fusion", "omgs", "cupcake")
-    ),
+    *(partial(gw.plan, name) for name in ("ssfusion", "omgs", "cupcake")),
     partial(gw.plan, "espresso"),
 ]
 

@@ -70,7 +70,7 @@ def staggered(all_steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     begun = 0
     while open_steps:
         begun += 1
-        rows: dict[int, tuple[Verb, ...]] = {}
+        rows = {}
         for number in sorted(open_steps):
             if number < begun:
                 try:

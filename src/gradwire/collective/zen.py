@@ -100,8 +100,9 @@ class zen(PushPull):
             accepted = " or ".join(FORMATS)
             raise invalid("zen formats", self.formats, accepted, "leave it out")
         if self.partition not in ["permutation", "hash"]:
-            accepted = "permutation or hash"
-            raise invalid("zen partition", self.partition, accepted, "leave it out")
+            raise invalid(
+                "zen partition", self.partition, "permutation or hash", "leave it out"
+            )
 
     def permutation(self, num_units: int) -> Permutation | None:
         return Permutation(num_units, self.seed)

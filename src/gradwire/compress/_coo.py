@@ -27,8 +27,12 @@ def coo_format(num_kept: int, values: torch.dtype = torch.float32) -> Format:
 def check_addressable(name: str, spec: TensorSpec) -> None:
     """Refuses a gradient whose places int32 indices cannot tell."""
     if spec.numel >= 2**31:
-        given = f"{spec.numel} elements"
-        raise invalid(f"{name} gradient", given, "below 2**31", "cut it into chunks")
+        raise invalid(
+            f"{name} gradient",
+            f"{spec.numel} elements",
+            "below 2**31",
+            "cut it into chunks",
+        )
 
 
 def share_of(density: float, numel: int) -> int:

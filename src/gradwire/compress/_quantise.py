@@ -49,5 +49,9 @@ def check_positive(what: str, value: object, remedy: str) -> None:
 def check_choice(what: str, value: object, accepted: tuple[object, ...]) -> None:
     """Refuses all but the values in ``accepted``."""
     if value not in accepted:
-        choices = f"{', '.join(map(repr, accepted[:-1]))} or {accepted[-1]!r}"
-        raise invalid(what, value, choices, "choose one of them")
+        raise invalid(
+            what,
+            value,
+            f"{', '.join(map(repr, accepted[:-1]))} or {accepted[-1]!r}",
+            "choose one of them",
+        )

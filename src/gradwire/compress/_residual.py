@@ -1,10 +1,27 @@
-"""The edges of every encode: specs read off tensors, residuals kept finite."""
+"""The edges of every encode: gradients and residuals of all compressors."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from ..contract import Compressor, Memory, Residual, State
+from ..contract.payload import Payload
 from ..contract.spec import clear_not_finite, working_dtype
+
+
+class EncodesMany(Compressor):
+    """A compressor that writes ``encode_many``: one gradient is encoded as several."""
+
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
+    ) -> tuple[Payload, State]:
+        (encoded,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
+        return encoded
 
 
 def as_working(grad_N: Tensor) -> Tensor:

@@ -12,23 +12,23 @@ State: none. Contributed: the rounded gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Memory, Residual, State, Traits
-from ..contract.bounds import check_prescale
+from ..contract import Layout, Memory, Residual, State, Traits
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..errors import invalid
 from ..kernels import cast
+from ._prescale import Prescaled
 from ._residual import as_working
 
 
 @dataclass(frozen=True, kw_only=True)
-class cast16(Compressor):
+class cast16(Prescaled):
     """Rounds gradients to 16 bits.
 
     Args:
@@ -59,10 +59,7 @@ class cast16(Compressor):
                 "torch.bfloat16 or torch.float16",
                 "choose one of them",
             )
-        check_prescale("cast16 prescale", self.prescale)
-
-    def for_world(self, world: int, rank: int = 0) -> cast16:
-        return replace(self, prescale=1 / world)
+        super().__post_init__()
 
     def format(self, spec: TensorSpec) -> Format:
         return Format((Field("values", self.dtype, spec.numel),))

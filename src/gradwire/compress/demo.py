@@ -40,7 +40,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Memory, Residual, State, Traits
+from ..contract import Layout, State, Traits
 from ..contract.bounds import check_whole
 from ..contract.payload import Format, Payload
 from ..contract.spec import TensorSpec, spec_of, working_dtype
@@ -49,13 +49,13 @@ from ..kernels import cosines
 from ..kernels.sparse.entries import Entries
 from ..kernels.sparse.formats.elias_fano import elias_fano
 from ._coo import check_addressable
-from ._residual import as_working
+from ._residual import EncodesMany, as_working
 
 _VALUE_DTYPES = (torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class demo(Compressor):
+class demo(EncodesMany):
     """Keeps the ``keep`` largest of the ``side**2`` cosine coefficients of each chunk.
 
     Args:
@@ -89,25 +89,18 @@ class demo(Compressor):
         check_whole("demo side", self.side, "write 64", least=4, most=cosines.MOST_SIDE)
         check_whole("demo keep", self.keep, "write 32", most=self.side**2)
         if self.values not in _VALUE_DTYPES:
-            accepted = "torch.bfloat16 or torch.float32"
-            raise invalid("demo values", self.values, accepted, "choose one of them")
+            raise invalid(
+                "demo values",
+                self.values,
+                "torch.bfloat16 or torch.float32",
+                "choose one of them",
+            )
 
     def format(self, spec: TensorSpec) -> Format:
         cutting = self._cutting(spec)
         return elias_fano().layout(
             cutting.num_listed, cutting.num_places, dtype=self.values
         )
-
-    def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Residual = None,
-        buffer: Memory = None,
-    ) -> tuple[Payload, State]:
-        (encoded,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
-        return encoded
 
     def encode_many(
         self,
@@ -175,8 +168,12 @@ class demo(Compressor):
         check_addressable("demo", spec)
         cutting = cosines.Cutting(spec.numel, self.side, self.keep)
         if cutting.num_places > 2**31:  # the last chunk is filled up
-            given = f"{spec.numel} elements, {cutting.num_places} when filled up"
-            raise invalid("demo gradient", given, "at most 2**31", "cut it into chunks")
+            raise invalid(
+                "demo gradient",
+                f"{spec.numel} elements, {cutting.num_places} when filled up",
+                "at most 2**31",
+                "cut it into chunks",
+            )
         return cutting
 
 

@@ -17,14 +17,13 @@ State: none. Contributed: the gradient, as ``none`` sends it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Memory, Residual, State, Traits
-from ..contract.bounds import check_prescale
+from ..contract import Layout, Memory, Residual, State, Traits
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..contract.thread_scratch import thread_scratch
@@ -34,6 +33,7 @@ from ..kernels.exponents import (
     decode_exponents,
     encode_exponents,
 )
+from ._prescale import Prescaled
 from .none import none
 
 _CODED = (torch.float32, torch.bfloat16)
@@ -42,7 +42,7 @@ TYPICAL_BITS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class lossless(Compressor):
+class lossless(Prescaled):
     """Sends gradients of float32 and bfloat16 in fewer bytes, and without any loss.
 
     The mean has the bits that ``none`` has through the same collective.
@@ -69,12 +69,6 @@ class lossless(Compressor):
         nonexpansive=True,
         host_only=True,  # without its C++ a block's code is read in Python
     )
-
-    def __post_init__(self) -> None:
-        check_prescale("lossless prescale", self.prescale)
-
-    def for_world(self, world: int, rank: int = 0) -> lossless:
-        return replace(self, prescale=1 / world)
 
     def format(self, spec: TensorSpec) -> Format:
         return _holding(spec, spec.numel)

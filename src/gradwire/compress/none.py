@@ -10,22 +10,22 @@ State: none. Contributed: the gradient. ``allreduce`` adds up in float32: an ele
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Memory, Residual, State, Traits
-from ..contract.bounds import check_prescale
+from ..contract import Layout, Memory, Residual, State, Traits
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
+from ._prescale import Prescaled
 from ._residual import subtract_sent
 
 
 @dataclass(frozen=True, kw_only=True)
-class none(Compressor):
+class none(Prescaled):
     """Sends gradients uncompressed, in their own dtype.
 
     Args:
@@ -48,12 +48,6 @@ class none(Compressor):
         unbiased=True,
         nonexpansive=True,
     )
-
-    def __post_init__(self) -> None:
-        check_prescale("none prescale", self.prescale)
-
-    def for_world(self, world: int, rank: int = 0) -> none:
-        return replace(self, prescale=1 / world)
 
     def format(self, spec: TensorSpec) -> Format:
         return _format(spec.dtype, spec.numel)

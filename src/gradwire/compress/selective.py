@@ -616,11 +616,11 @@ def _codec(name: str, density: float) -> Compressor:
 
 
 def _refused(name: object) -> InvalidSetting:
-    accepted = (
-        "the name of a compressor that sends indices and values, and has a density"
-    )
     return invalid(
-        "selective sparsifier", name, accepted, "write 'dgc', or use it by itself"
+        "selective sparsifier",
+        name,
+        "the name of a compressor that sends indices and values, and has a density",
+        "write 'dgc', or use it by itself",
     )
 
 

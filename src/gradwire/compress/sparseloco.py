@@ -80,9 +80,11 @@ class sparseloco(Coo):
     def __post_init__(self) -> None:
         check_share("sparseloco density", self.density)
         if self.density * CHUNK < 1:
-            accepted = f"at least 1/{CHUNK}, an element of a chunk"
             raise invalid(
-                "sparseloco density", self.density, accepted, "use topk for less"
+                "sparseloco density",
+                self.density,
+                f"at least 1/{CHUNK}, an element of a chunk",
+                "use topk for less",
             )
 
     def format(self, spec: TensorSpec) -> Format:

@@ -30,20 +30,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Layout, Memory, Residual, State, Traits
+from ..contract import Layout, State, Traits
 from ..contract.bounds import check_share
 from ..contract.payload import Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..errors import invalid
 from ..kernels import select
 from ._coo import Coo, check_addressable, coo_format, round_to_wire, share_of
-from ._residual import as_working
+from ._residual import EncodesMany, as_working
 
 _VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class topk(Coo):
+class topk(EncodesMany, Coo):
     """Keeps the ``density`` share of elements with the largest magnitude.
 
     Args:
@@ -85,17 +85,6 @@ class topk(Coo):
     def format(self, spec: TensorSpec) -> Format:
         check_addressable("topk", spec)
         return coo_format(self.kept(spec.numel), self.values)
-
-    def encode(
-        self,
-        state: State,
-        grad_N: Tensor,
-        *,
-        residual_N: Residual = None,
-        buffer: Memory = None,
-    ) -> tuple[Payload, State]:
-        (encoded,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
-        return encoded
 
     def encode_many(
         self,

@@ -37,8 +37,12 @@ class KeywordSettings:
         if args:
             accepted = f"given by name ({', '.join(known)})" if known else "left out"
             first = f"{known[0]}={args[0]!r}" if known else ""
-            remedy = f"write {cls.__name__}({first})"
-            raise invalid(f"settings of {cls.__name__}", args, accepted, remedy)
+            raise invalid(
+                f"settings of {cls.__name__}",
+                args,
+                accepted,
+                f"write {cls.__name__}({first})",
+            )
         for name in settings:
             if name not in known:
                 raise UnknownName(f"setting of {cls.__name__}", name, known)

@@ -61,8 +61,12 @@ class TensorSpec:
                 "numel", self.numel, "0 or more", "count the tensor's elements"
             )
         if self.shapes and sum(map(prod, self.shapes)) != self.numel:
-            accepted = f"shapes with {self.numel} elements in all"
-            raise invalid("shapes", self.shapes, accepted, "give every tensor's shape")
+            raise invalid(
+                "shapes",
+                self.shapes,
+                f"shapes with {self.numel} elements in all",
+                "give every tensor's shape",
+            )
         if self.dtype not in DTYPES:
             raise invalid(
                 "dtype", self.dtype, DTYPE_NAMES, "gradients are real floating point"
@@ -118,11 +122,11 @@ def check_gradient(grad_N: object) -> None:
     if not isinstance(grad_N, torch.Tensor):
         raise invalid("gradient", grad_N, "a tensor", "pass param.grad.flatten()")
     if grad_N.layout is not torch.strided or grad_N.is_meta:
-        given = (
-            f"a tensor {'on meta' if grad_N.is_meta else f'of layout {grad_N.layout}'}"
-        )
         raise invalid(
-            "gradient", given, "a dense tensor with values", "pass grad.to_dense()"
+            "gradient",
+            f"a tensor {'on meta' if grad_N.is_meta else f'of layout {grad_N.layout}'}",
+            "a dense tensor with values",
+            "pass grad.to_dense()",
         )
     if grad_N.dtype not in DTYPES:
         remedy = (
@@ -137,9 +141,12 @@ def check_gradient(grad_N: object) -> None:
             "gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()"
         )
     if grad_N.requires_grad:
-        given = "a tensor that requires a gradient"
-        accepted = "detached from the graph"
-        raise invalid("gradient", given, accepted, "pass param.grad, or grad.detach()")
+        raise invalid(
+            "gradient",
+            "a tensor that requires a gradient",
+            "detached from the graph",
+            "pass param.grad, or grad.detach()",
+        )
 
 
 def clear_not_finite(tensor: torch.Tensor) -> torch.Tensor:

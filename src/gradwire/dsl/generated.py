@@ -54,9 +54,11 @@ def program_format(program: Traced, numel: int, num_kept: int) -> Format:
     Raises ``InvalidSetting`` where an int32 cannot tell the elements' places.
     """
     if numel >= 2**31 and (program.keep is not None or program.stages):
-        given = f"{numel} elements"
         raise invalid(
-            f"{program.name} gradient", given, "below 2**31", "cut it into chunks"
+            f"{program.name} gradient",
+            f"{numel} elements",
+            "below 2**31",
+            "cut it into chunks",
         )
     counts = {
         Extent.CALL: min(numel, 1),
@@ -268,7 +270,7 @@ def encode_dense(
 ) -> list[Payload]:
     """The payloads, in ``buffers`` where they are given; residuals are updated."""
     code = made.traced.coding
-    payloads = list[Payload]()
+    payloads = []
     for call, buffer in zip(calls, buffers, strict=True):
         format = program_format(made.traced, call.numel, 0)
         payloads.append(
@@ -632,9 +634,12 @@ def _checked(grad_N: Tensor, residual_N: Residual) -> Tensor:
     if residual_N is not None and (
         residual_N.shape != grad_N.shape or residual_N.device != grad_N.device
     ):
-        given = f"{tuple(residual_N.shape)} on {residual_N.device}"
-        accepted = f"{tuple(grad_N.shape)} on {grad_N.device}"
-        raise invalid("residual", given, accepted, "begin with zeros like the gradient")
+        raise invalid(
+            "residual",
+            f"{tuple(residual_N.shape)} on {residual_N.device}",
+            f"{tuple(grad_N.shape)} on {grad_N.device}",
+            "begin with zeros like the gradient",
+        )
     return grad_N
 
 
@@ -666,9 +671,11 @@ def _check_matching(made: Kernels, payload: Payload, out_N: Tensor) -> None:
     form = payload.format
     known = _received(made, numel, form.size_bytes)
     if known is not form and known != form:
-        accepted = f"one of {numel} elements by {made.traced.name}"
         raise invalid(
-            "payload", payload, accepted, "decode into a vector like the gradient"
+            "payload",
+            payload,
+            f"one of {numel} elements by {made.traced.name}",
+            "decode into a vector like the gradient",
         )
 
 

@@ -401,7 +401,7 @@ def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
 
     Nodes of a smaller extent than ``least`` are left out, with what only they use.
     """
-    done: set[Node] = set()
+    done = set()
     stack = [(root, False) for root in reversed(tuple(roots)) if root.extent >= least]
     while stack:
         node, ready = stack.pop()

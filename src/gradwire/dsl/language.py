@@ -117,8 +117,10 @@ def scatter(places: Vector, values: Vector) -> Scattered:
     number = cast(working(Scalar(values.node)), FLOAT32)
     extents = {found.extent for found in ir.walk([number])}
     if extents & {Extent.BLOCK, Extent.ELEMENT}:
-        remedy = "send one value a kept element, or whole(...) of the blocks' values"
-        refuse("scatter of values that depend on a block or on every element", remedy)
+        refuse(
+            "scatter of values that depend on a block or on every element",
+            "send one value a kept element, or whole(...) of the blocks' values",
+        )
     return Scattered(places.node, number)
 
 

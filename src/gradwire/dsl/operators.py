@@ -80,22 +80,28 @@ class Operator:
         check_name("operator", self.name)
         what = f"operator {self.name}"
         if not self.dtypes or not set(self.dtypes) <= {*_TAKEN}:
-            accepted = "one or more of float32, int32 and bool"
             raise invalid(
-                f"{what} operands", self.dtypes, accepted, "take unsigned ones as int32"
+                f"{what} operands",
+                self.dtypes,
+                "one or more of float32, int32 and bool",
+                "take unsigned ones as int32",
             )
         if not callable(self.interp):
-            accepted = "a function of torch tensors"
             raise invalid(
-                f"{what} interp", self.interp, accepted, "it defines the operator"
+                f"{what} interp",
+                self.interp,
+                "a function of torch tensors",
+                "it defines the operator",
             )
         places = {str(place) for place in range(len(self.dtypes))}
         for form in _FORMS:
             template = getattr(self, form)
             if (template or form == "cpp") and _places(template) != places:
-                accepted = f"an expression that uses each of {len(places)} operands"
                 raise invalid(
-                    f"{what} {form}", template, accepted, "write {0}, {1}, ... for them"
+                    f"{what} {form}",
+                    template,
+                    f"an expression that uses each of {len(places)} operands",
+                    "write {0}, {1}, ... for them",
                 )
 
     @property
@@ -135,12 +141,11 @@ class Operator:
         value = self.interp(*operands)
         wanted = torch_dtype(_dtype(self.result))
         if value.dtype != wanted:
-            remedy = "convert it there"
             raise invalid(
                 f"operator {self.name} interp's result",
                 value.dtype,
                 f"{wanted}",
-                remedy,
+                "convert it there",
             )
         return value
 
@@ -151,9 +156,11 @@ class Operator:
         """
         expression: str = getattr(self, form)
         if not expression:
-            remedy = f"register it with {form}='...', or run the program on the CPU"
             raise invalid(
-                f"operator {self.name} {form}", "nothing", "an expression", remedy
+                f"operator {self.name} {form}",
+                "nothing",
+                "an expression",
+                f"register it with {form}='...', or run the program on the CPU",
             )
         return expression
 

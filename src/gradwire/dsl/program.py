@@ -188,9 +188,12 @@ def _check_hashable(what: str, value: object) -> None:
     try:
         hash(value)
     except TypeError:
-        accepted = "a value that does not change"
-        remedy = "give a tuple instead of a list"
-        raise invalid(what, value, accepted, remedy) from None
+        raise invalid(
+            what,
+            value,
+            "a value that does not change",
+            "give a tuple instead of a list",
+        ) from None
 
 
 def _as_float(what: str, value: float) -> float:
@@ -258,9 +261,11 @@ def trace(codec: Program) -> rewrite.Traced:
 
 def _decoded(decoded: object) -> Node:
     if not isinstance(decoded, Vector) or decoded.keep is not None:
-        remedy = "return map(field, lambda q: ...) of a field with a value an element"
         raise invalid(
-            "what decode returns", decoded, "a vector of all elements", remedy
+            "what decode returns",
+            decoded,
+            "a vector of all elements",
+            "return map(field, lambda q: ...) of a field with a value an element",
         )
     return language.float32(Scalar(decoded.node)).node
 
@@ -270,9 +275,11 @@ def _decoded_kept(decoded: object, sources: Mapping[Buffer, Node]) -> Node:
     if not isinstance(decoded, Scattered):
         raise invalid("what decode returns", decoded, "kept fields scattered", remedy)
     if sources[decoded.indices.arg].op is not Op.PLACE:
-        given = f"the field {decoded.indices.arg.name}"
         raise invalid(
-            "what decode scatters to", given, "the field of indices(kept)", remedy
+            "what decode scatters to",
+            f"the field {decoded.indices.arg.name}",
+            "the field of indices(kept)",
+            remedy,
         )
     return decoded.node
 

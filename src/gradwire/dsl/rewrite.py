@@ -227,11 +227,11 @@ def sort(elements: Sample | Vector, udf: Callable[[Any, Any], Number]) -> Sample
     said = udf(Scalar(first), Scalar(second))
     comparison = said.node if isinstance(said, Scalar) else elements.node
     if {*comparison.sources} != {first, second} or comparison.op not in _ORDERS:
-        remedy = (
+        refuse(
+            "sort by a function that is no order",
             "sort by smaller or greater, and map to what is sorted by: sort(map(v, "
-            "abs), ...)"
+            "abs), ...)",
         )
-        refuse("sort by a function that is no order", remedy)
     is_less = comparison.op is Op.LESS and comparison.sources[0] is first
     return Sample(
         elements.node, elements.draw, comparison.op is not Op.SMALLER and not is_less
@@ -269,11 +269,11 @@ def _check_anywhere(value: Node) -> None:
         n.extent is Extent.BLOCK or n.op in (Op.PLACE, Op.RANDOM)
         for n in ir.walk([value])
     ):
-        remedy = (
+        refuse(
+            "sample of what depends on an element's block or place",
             "take the gradient, or a map of it by captured values and "
-            "whole-gradient scalars"
+            "whole-gradient scalars",
         )
-        refuse("sample of what depends on an element's block or place", remedy)
 
 
 def pick(drawn: Sample, fraction: float) -> Scalar:

@@ -46,7 +46,7 @@ def passes(kernel: Kernel) -> tuple[Pass, ...]:
     written = {
         target: _pass_of_store(target, order, levels) for target in kernel.stores
     }
-    made: list[Pass] = []
+    made = []
     last = max([*levels.values(), *written.values()], default=0)
     for number in range(last + 1):
         known = [

@@ -117,8 +117,10 @@ def count_operation() -> None:
         return
     count[0] += 1
     if count[0] > MOST_OPERATIONS:
-        remedy = "compute what is used twice once, and assign it to a variable"
-        refuse(f"a program of more than {MOST_OPERATIONS} operations", remedy)
+        refuse(
+            f"a program of more than {MOST_OPERATIONS} operations",
+            "compute what is used twice once, and assign it to a variable",
+        )
 
 
 def made(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:

@@ -143,12 +143,18 @@ def by_name(
             )
         made = pair(made, _made("collective", collective, collective_settings or {}))
     elif collective is not None:
-        own = f"None, as {compressor} is an exchange of its own"
-        raise invalid("collective", collective, own, "leave it out")
-    elif collective_settings:
-        accepted = f"none, as {compressor} takes no collective"
         raise invalid(
-            "collective_settings", collective_settings, accepted, "leave them out"
+            "collective",
+            collective,
+            f"None, as {compressor} is an exchange of its own",
+            "leave it out",
+        )
+    elif collective_settings:
+        raise invalid(
+            "collective_settings",
+            collective_settings,
+            f"none, as {compressor} takes no collective",
+            "leave them out",
         )
     return with_error_feedback(made) if error_feedback else made
 

@@ -33,10 +33,16 @@ from .pair import Pair
 def check_exchange(value: Any) -> None:
     """Raises ``InvalidSetting`` for a value or class that is not an exchange."""
     if not isinstance(value, Exchange):
-        remedy = (
-            "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
+        raise invalid(
+            "exchange",
+            value,
+            "an exchange",
+            with_brackets(
+                value,
+                "make one by gw.exchange_for(compressor) or gw.pair(compressor, "
+                "collective)",
+            ),
         )
-        raise invalid("exchange", value, "an exchange", with_brackets(value, remedy))
 
 
 @dataclass(frozen=True)
@@ -227,8 +233,12 @@ def feedback_refusal(exchange: Exchange | Compressor) -> InvalidSetting | None:
     remedy = "use it without error feedback"
     if traits.unbiased:
         remedy += ": it is unbiased, so its errors cancel over steps"
-    accepted = "nonexpansive, since residuals of anything else can grow without bound"
-    return invalid("an exchange with error feedback", algorithm, accepted, remedy)
+    return invalid(
+        "an exchange with error feedback",
+        algorithm,
+        "nonexpansive, since residuals of anything else can grow without bound",
+        remedy,
+    )
 
 
 def residuals(state: State) -> dict[str, Tensor]:

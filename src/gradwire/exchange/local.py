@@ -107,9 +107,11 @@ def check_hosts(ranks_per_host: int, world: int) -> None:
     One rank is always alone.
     """
     if world > 1 and world % ranks_per_host:
-        accepted = f"a multiple of ranks_per_host, {ranks_per_host}"
         raise invalid(
-            "the number of ranks", world, accepted, "give every host as many ranks"
+            "the number of ranks",
+            world,
+            f"a multiple of ranks_per_host, {ranks_per_host}",
+            "give every host as many ranks",
         )
 
 
@@ -196,7 +198,8 @@ class _Driver:
         found += [(p, receives[ends]) for ends, p in sends.items() if ends in receives]
         for among, entries in self.groups if heads else ():
             here = [heads[rank] for rank in entries if rank in heads]
-            if len(here) == len(entries) and all(_among(p.verb) is among for p in here):
+            verbs = [p.verb for p in here if not isinstance(p.verb, Compute)]
+            if len(here) == len(entries) and {v.among for v in verbs} == {among}:
                 found.append(tuple(here))
         return found
 
@@ -241,10 +244,6 @@ class _Driver:
         if ended:
             lines.append(f"already ended: rank {', '.join(ended)}")
         return "deadlock: " + "; ".join(lines)
-
-
-def _among(verb: Verb) -> Among:
-    return Among.RANKS if isinstance(verb, Compute) else verb.among
 
 
 def _describe(verb: Verb) -> str:

@@ -44,6 +44,7 @@ Contributed: the parts that left m. The sum over ranks of (gradient + decay * ol
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -148,13 +149,10 @@ class MomentumCorrection(Wrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        given = self.momentum
-        if (
-            isinstance(given, bool)
-            or not isinstance(given, int | float)
-            or not 0 <= given < 1
-        ):
-            raise invalid("momentum", given, "a number in [0, 1)", "write 0.9")
+        below_1 = math.nextafter(1, 0)
+        check_number(
+            "momentum", self.momentum, "a number in [0, 1)", "write 0.9", 0, below_1
+        )
 
     @property
     def own_momentum(self) -> float:

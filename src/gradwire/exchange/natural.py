@@ -284,9 +284,11 @@ def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Excha
     """
     made = exchange_for(algorithm)
     if not is_pair(made):
-        accepted = "a compressor, or a pair with or without error feedback"
         raise invalid(
-            "algorithm", algorithm, accepted, "wrap the pair first, then wrap around it"
+            "algorithm",
+            algorithm,
+            "a compressor, or a pair with or without error feedback",
+            "wrap the pair first, then wrap around it",
         )
     if isinstance(made, ErrorFeedback):
         return ErrorFeedback(Natural(made.inner, width))

@@ -8,7 +8,8 @@ All ranks step their anchors by the same payload, so anchors have the same bits.
 
 The parameters of a learner are its anchor minus all that it has learnt and that is in
 no merge yet. So a merge overwrites nothing. A push that comes too late for its round
-waits at the owner for the next one.
+waits at the owner for the next one. If nobody opens that, the push's rank does, after
+``every`` further steps.
 
 When ranks are lost or come, the others begin an epoch together. Rounds that were open
 begin anew: owners drop pushes, and ranks take theirs back. The next live rank that has
@@ -70,6 +71,9 @@ class Rules:
         merge: "mean" (the default), or "rda": ``merged``.
         most_age: A push that is more rounds old goes back to its rank. None (the
             default): all are merged.
+        most_waiting: Rounds that an owner closes without a further push of a rank. So a
+            rank that makes no step holds that many merges of a fragment at most, and
+            one more. Default: 8.
         is_measured: Whether lists hold norms and cosines, as a tape shows them.
             Default: False.
         may_part: Whether ranks that were cut off may come back. They then keep the last
@@ -84,6 +88,7 @@ class Rules:
     weights: str = "equal"
     merge: str = "mean"
     most_age: int | None = None
+    most_waiting: int = 8
     is_measured: bool = False
     may_part: bool = False
 
@@ -91,6 +96,7 @@ class Rules:
         check_whole("quorum", self.quorum, "count ranks")
         check_whole("every", self.every, "count local steps")
         check_whole("fragments", self.fragments, "write 1 for the whole model")
+        check_whole("most_waiting", self.most_waiting, "count rounds")
         if self.most_age is not None:
             check_whole("most_age", self.most_age, "leave it out", least=0)
         accepted = "seconds, from 0"
@@ -254,6 +260,15 @@ class Pull(NamedTuple):
     version: int
 
 
+class Opening(NamedTuple):
+    """Asks a fragment's owner to open the round after ``version``."""
+
+    fragment: int
+    version: int
+    steps: int
+    """Local steps of the rank since it pushed, or took the last round in."""
+
+
 class Contribution(NamedTuple):
     """An entry of a merge's list: one push, and what became of it."""
 
@@ -300,7 +315,7 @@ class Snapshot(NamedTuple):
     payload_B: Tensor
 
 
-Request = Push | Snapshot
+Request = Push | Opening | Snapshot
 """A message to one rank, which a local step ends with."""
 
 
@@ -463,6 +478,8 @@ class FragmentOwner:
         self._opened_s = 0.0
         self._numbers: Counter[int] = Counter()
         """The number of each rank's last push."""
+        self._taken = dict.fromkeys(range(world), 0)
+        """The last round that each rank has taken in, as far as its pushes say."""
         self._pushed_s: dict[int, float] = {}
         self._paces_s: dict[int, float] = {}
         """Seconds of a local step, by rank."""
@@ -473,13 +490,18 @@ class FragmentOwner:
         if is_old or push.epoch != self.epoch.number:
             return []
         self._numbers[push.rank] = push.number
+        self._taken[push.rank] = push.version
         self._measure(push, now_s)
         self.pushes[push.rank] = push
+        return self.open(push.version, now_s) if push.opens else self._closing(now_s)
+
+    def open(self, version: int, now_s: float) -> list[Answer]:
+        """Opens the round after ``version``, unless it is open or closed."""
         answers: list[Answer] = []
-        if not self._is_open and push.opens and push.version == self.version:
+        if not self._is_open and version == self.version:
             self._is_open = True
             self._opened_s = now_s
-            answers.append(Pull(self.fragment, self.version))
+            answers.append(Pull(self.fragment, version))
         return answers + self._closing(now_s)
 
     def go_without(self, rank: int, now_s: float) -> list[Answer]:
@@ -488,8 +510,9 @@ class FragmentOwner:
         return self._closing(now_s)
 
     def come_back(self) -> None:
-        """Expects pushes of all ranks again."""
+        """Expects pushes of all ranks again, which have taken all rounds in."""
         self._away.clear()
+        self._taken = dict.fromkeys(self.epoch.ranks, self.version)
 
     def begin_last(self) -> None:
         """Opens a round that takes all ranks in, and drops the pushes that are there.
@@ -515,9 +538,16 @@ class FragmentOwner:
             self._is_open = False
             self.closes_at_s = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether no round closes now, as too many merges wait for a rank."""
+        silent = self._taken.keys() - self.pushes.keys() - self._away
+        oldest = min((self._taken[rank] for rank in silent), default=self.version)
+        return self.is_sending or self.version - oldest >= self.rules.most_waiting
+
     def due(self, now_s: float) -> list[Answer]:
         """The merge of the open round, if it is time to close it."""
-        if self.closes_at_s is None or self.is_sending:
+        if self.closes_at_s is None or self.is_held:
             return []
         if now_s < self.closes_at_s and self._num_present < len(self.epoch.ranks):
             return []
@@ -525,11 +555,15 @@ class FragmentOwner:
 
     def _closing(self, now_s: float) -> list[Answer]:
         """Sets the end of the round if the quorum is there; the merge if it is due."""
-        quorum = min(self.rules.quorum, len(self.epoch.ranks))
-        may_close = self._is_open and self.epoch.is_quorate
-        if may_close and self._num_present >= quorum and self.closes_at_s is None:
+        if self._has_quorum and self.closes_at_s is None:
             self.closes_at_s = now_s + self._grace_s(now_s)
         return self.due(now_s)
+
+    @property
+    def _has_quorum(self) -> bool:
+        quorum = min(self.rules.quorum, len(self.epoch.ranks))
+        may_close = self._is_open and self.epoch.is_quorate
+        return may_close and self._num_present >= quorum
 
     @property
     def _num_present(self) -> int:
@@ -612,10 +646,12 @@ class FragmentOwner:
     def load(self, saved: dict[str, Any]) -> None:
         """Goes on from a ``state``. An open round closes at the next occasion."""
         self.version = saved["version"]
+        self.come_back()
         self._numbers = Counter(saved["numbers"])
         self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
         self._is_open = saved["is_open"]
-        self._closing(0.0)
+        if self._has_quorum:
+            self.closes_at_s = 0.0
         self.codec.load(saved["codec"])
 
 
@@ -706,6 +742,17 @@ class FragmentLearner:
         """Whether a push is to be sent now; one may be on its way at once."""
         may_push = self.pushed is None and self._steps > 0 and not self.is_behind
         return may_push and (self.is_asked or self._since >= self.rules.every)
+
+    @property
+    def may_open(self) -> bool:
+        """Whether the next round is to be opened for a push that came late."""
+        return self.pushed is not None and self._since >= self.rules.every
+
+    def opening(self) -> Opening:
+        """Asks for the next round, once in ``every`` steps."""
+        steps = self._since
+        self._since = 0
+        return Opening(self.fragment, self.version, steps)
 
     def learnt(self, param_N: Tensor) -> Tensor:
         """The way from the parameters back to the anchor, which no merge has yet."""
@@ -966,9 +1013,12 @@ class PartialRounds:
     def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         """Takes a message; merges wait for the next ``border``."""
         fragment = message.fragment
-        if isinstance(message, Push):
-            owner = self.owners.get(fragment)
-            return [] if owner is None else owner.take(message, now_s)
+        if isinstance(message, Push | Opening):
+            if (owner := self.owners.get(fragment)) is None:
+                return []
+            if isinstance(message, Push):
+                return owner.take(message, now_s)
+            return owner.open(message.version, now_s)
         if isinstance(message, Snapshot) and message.epoch != self.epoch.number:
             return []
         if isinstance(message, Snapshot):
@@ -1037,7 +1087,7 @@ class PartialRounds:
     def closes_at_s(self) -> float | None:
         """When the first of the own rounds closes; None if none waits for its grace."""
         owners = self.owners.values()
-        times = [owner.closes_at_s for owner in owners if not owner.is_sending]
+        times = [owner.closes_at_s for owner in owners if not owner.is_held]
         return min((time for time in times if time is not None), default=None)
 
     def due(self, now_s: float) -> list[Answer]:
@@ -1053,11 +1103,11 @@ class PartialRounds:
         for learner in self.learners:
             learner.count(tokens)
         requests = self.settle(params)
-        requests += [
-            learner.push(params[fragment], self.step)
-            for fragment, learner in enumerate(self.learners)
-            if learner.is_due
-        ]
+        for fragment, learner in enumerate(self.learners):
+            if learner.is_due:
+                requests.append(learner.push(params[fragment], self.step))
+            elif learner.may_open:
+                requests.append(learner.opening())
         return requests
 
     def settle(self, params: Sequence[Tensor]) -> list[Request]:

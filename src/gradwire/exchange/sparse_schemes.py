@@ -129,8 +129,12 @@ def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
     count = at.own(at.units)
     verbs = (("all_gather", SIZE_BYTES), ("all_gather", at.coo_bytes(count, units)))
     host_s = at.host_s((1 + at.world) * count, units)
-    why = "(what ranks share comes once from each) "
-    return Prediction("allgather_sparse", *at.parts_s(*verbs), host_s, why)
+    return Prediction(
+        "allgather_sparse",
+        *at.parts_s(*verbs),
+        host_s,
+        "(what ranks share comes once from each) ",
+    )
 
 
 def zen_cost(at: SchemeInputs, formats: str = "smallest") -> Prediction:

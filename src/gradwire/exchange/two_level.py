@@ -104,18 +104,19 @@ class TwoLevel(Wrapper):
             "leave it out for one rank on each host",
         )
         if chooser_of(self.inner) is not None:
-            accepted = (
-                "one with fixed settings: a rank of a host knows only its own "
-                "tensors' losses"
-            )
-            remedy = "attach it without mesh=, or leave adapt out"
             raise invalid(
-                "exchange among hosts of several ranks", self.inner, accepted, remedy
+                "exchange among hosts of several ranks",
+                self.inner,
+                "one with fixed settings: a rank of a host knows only its own "
+                "tensors' losses",
+                "attach it without mesh=, or leave adapt out",
             )
         if self.inner.ranks_per_host != 1:
-            accepted = "an exchange that knows no hosts"
             raise invalid(
-                "exchange among hosts", self.inner, accepted, "write with_hosts once"
+                "exchange among hosts",
+                self.inner,
+                "an exchange that knows no hosts",
+                "write with_hosts once",
             )
 
     def init(self, spec: TensorSpec, world: int) -> HostState:
@@ -153,11 +154,12 @@ class TwoLevel(Wrapper):
         shares = self._shares(state.shapes)
         place = me.rank % self.ranks_per_host
         if state.place != place and self.declared.whole_tensors:
-            accepted = (
-                f"that of rank {place} of a host: each keeps state of its own tensors"
+            raise invalid(
+                "state",
+                f"that of rank {state.place}",
+                f"that of rank {place} of a host: each keeps state of its own tensors",
+                "make it by init(dataclasses.replace(spec, rank=rank), world)",
             )
-            remedy = "make it by init(dataclasses.replace(spec, rank=rank), world)"
-            raise invalid("state", f"that of rank {state.place}", accepted, remedy)
         across = me.across(self.ranks_per_host)
         pending = _Pending(me, shares, grad_N, residual_N)
         host = yield from _scattered(pending)
@@ -462,7 +464,7 @@ def _give(means_M: Tensor, mean_S: Tensor, shares: Shares, share: int) -> Steps[
     """
     slots = torch.split(means_M, list(shares.numels))
     others = [rank for rank in range(shares.count) if rank != share]
-    sends: list[Send] = []
+    sends = []
     if shares.numels[share]:
         sends = [Send(rank, mean_S, Among.HOST) for rank in others]
     receives = [

@@ -111,12 +111,13 @@ class Warmup(Wrapper):
     def __post_init__(self) -> None:
         check_whole("steps", self.steps, "write 100")
         if beside(self.inner) != _DENSE:
-            accepted = "an exchange of gradients, as warm-up averages gradients"
-            remedy = (
+            raise invalid(
+                "exchange to warm up",
+                self.inner,
+                "an exchange of gradients, as warm-up averages gradients",
                 "write with_momentum_correction(with_warmup(...)), and clipping "
-                "outermost"
+                "outermost",
             )
-            raise invalid("exchange to warm up", self.inner, accepted, remedy)
 
     def init(self, spec: TensorSpec, world: int) -> WarmupState:
         return WarmupState(no_steps(spec), self.inner.init(spec, world))
@@ -196,11 +197,11 @@ class DensityWarmup(Wrapper):
         for number, density in enumerate(self.densities):
             check_share(f"densities[{number}]", density)
         if chooser_of(self.inner) is not None:
-            accepted = (
-                "an exchange with one density; gw.adapt chooses one for each layer"
-            )
             raise invalid(
-                "exchange to warm up", self.inner, accepted, "use one of the two"
+                "exchange to warm up",
+                self.inner,
+                "an exchange with one density; gw.adapt chooses one for each layer",
+                "use one of the two",
             )
         stages = tuple(_at_density(self.inner, density) for density in self.densities)
         object.__setattr__(self, "stages", stages)
@@ -211,9 +212,11 @@ class DensityWarmup(Wrapper):
         # All stages now: each compiles its kernels, and shows that it can take on the
         # state. One after the other, as a state may be several times the gradient.
         if any(_form(stage.init(spec, world)) != _form(state) for stage in others):
-            accepted = "an exchange whose state has the same shape at all densities"
             raise invalid(
-                "exchange to warm up", self.inner, accepted, "leave the warm-up out"
+                "exchange to warm up",
+                self.inner,
+                "an exchange whose state has the same shape at all densities",
+                "leave the warm-up out",
             )
         return WarmupState(no_steps(spec), state)
 
@@ -266,9 +269,11 @@ def with_density_warmup(
     exchange = exchange_for(algorithm)
     present = sorted(set(_densities(exchange)))
     if not present:
-        accepted = "an algorithm with a setting density"
         raise invalid(
-            "exchange to warm up", exchange, accepted, "leave the warm-up out"
+            "exchange to warm up",
+            exchange,
+            "an algorithm with a setting density",
+            "leave the warm-up out",
         )
     if densities is not None and not isinstance(densities, Sequence):
         raise invalid("densities", densities, "a sequence of densities", "leave it out")

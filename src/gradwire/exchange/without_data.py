@@ -161,7 +161,7 @@ def record(
     """
     size_only = _without_values(exchange)
     me = RecordingMember(rank, world, order)
-    rows: list[tuple[Verb, ...]] = []
+    rows = []
 
     def note(row: tuple[Verb, ...]) -> list[Any]:
         rows.append(row)

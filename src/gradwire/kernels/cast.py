@@ -12,7 +12,7 @@ import math
 import torch
 
 from ..errors import invalid
-from .libraries import check_floating, check_vector, loader, serves_cpp
+from .libraries import check_floating, check_vector, loader
 
 _load_cast = loader("cast")
 
@@ -37,7 +37,7 @@ def cast16_encode(
         raise invalid(
             "prescale", prescale, "a positive finite number", "1.0 leaves it unscaled"
         )
-    library = _load_cast() if serves_cpp(grad_N, residual_N) else None
+    library = _load_cast(grad_N, residual_N)
     if library is None:
         c_N = grad_N if residual_N is None else grad_N + residual_N
         out_N.copy_(c_N * prescale)
@@ -65,7 +65,7 @@ def cast16_decode(
     """
     check_floating("out_N", out_N)
     check_vector("in_N", in_N, out_N.numel(), *_DTYPES)
-    library = _load_cast() if serves_cpp(out_N) else None
+    library = _load_cast(out_N)
     if library is None:
         scaled_N = in_N.float() * scale
         out_N.copy_(out_N + scaled_N if add else scaled_N)

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from .prebuilt import load_prebuilt
+from .prebuilt import cpu_lines, load_prebuilt
 
 # ---- The cache of compiled libraries -------------------------------------------------
 #
@@ -426,10 +426,6 @@ def _cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
 
     Unlike machines may share a home folder.
     """
-    try:
-        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
+    first = cpu_lines(listing)
     keys = ("model name", "flags", "Features", "CPU implementer", "CPU part")
-    first = {line.split(":")[0].strip(): line for line in reversed(lines)}
     return platform.machine() + "\n".join(first[key] for key in keys if key in first)

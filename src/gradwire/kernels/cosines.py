@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .libraries import BITS, check_floating, check_vector, loader, serves_cpp
+from .libraries import BITS, check_floating, check_vector, loader
 
 _load_cosines = loader("cosines")
 
@@ -92,8 +92,7 @@ def encode_many(
         check_vector("places_K", places_K, cutting.num_listed, torch.int32)
         check_vector("values_K", values_K, cutting.num_listed, grad_N.dtype)
         check_vector("residual_N", residual_N, cutting.numel, grad_N.dtype)
-    on_host = all(serves_cpp(*job[1:2], *job[3:]) for job in jobs)
-    library = _load_cosines() if on_host else None
+    library = _load_cosines(*vectors, *values, *residuals)
     if library is None:
         for job in jobs:
             _reference_encode(*job, wire)
@@ -129,7 +128,7 @@ def decode(
         "places_LK", places_LK.view(-1), num_lists * cutting.num_listed, torch.int32
     )
     check_vector("values_LK", values_LK.view(-1), places_LK.numel(), out_N.dtype)
-    library = _load_cosines() if serves_cpp(out_N) else None
+    library = _load_cosines(out_N)
     if library is None:
         bad = _reference_decode(cutting, places_LK, values_LK, out_N, scale, add)
     else:
@@ -138,9 +137,11 @@ def decode(
         bad = library.gw_cosines_decode(task, num_lists, count, out_N, scale, int(add))
     if bad >= 0:
         given = places_LK[:, bad].tolist()
-        accepted = f"{cutting.keep} places in each chunk"
         raise invalid(
-            f"entry {bad} of {count}", given, accepted, "give every rank one setting"
+            f"entry {bad} of {count}",
+            given,
+            f"{cutting.keep} places in each chunk",
+            "give every rank one setting",
         )
 
 

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -39,13 +39,19 @@ def load_library(name: str, folder: Path = _SOURCES) -> ctypes.CDLL | None:
     return load_compiled(source(name, folder))
 
 
-def loader(name: str, folder: Path = _SOURCES) -> Callable[[], ctypes.CDLL | None]:
+def loader(name: str, folder: Path = _SOURCES) -> Callable[..., ctypes.CDLL | None]:
     """The function that loads one library, for the module that calls its kernels.
 
-    An attach builds the libraries of the modules that are imported by then.
+    It is given floating operands, and returns None where the C++ does not take them:
+    see ``serves_cpp``. An attach builds the libraries of the modules that are imported
+    by then.
     """
     _named[name, folder] = None
-    return functools.partial(load_library, name, folder=folder)
+
+    def load(*operands: torch.Tensor | None) -> ctypes.CDLL | None:
+        return load_library(name, folder) if serves_cpp(*operands) else None
+
+    return load
 
 
 def backend() -> Literal["cpp", "reference"]:
@@ -71,7 +77,7 @@ def being_built(
     that is given is filled at the end.
     """
     built = list[ctypes.CDLL | None]()
-    jobs: dict[tuple[str, Path], Future[ctypes.CDLL | None]] = {}
+    jobs = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "gradwire-kernels") as pool:
 
         def submit() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import invalid
-from .libraries import check_floating, check_vector, loader, serves_cpp
+from .libraries import check_floating, check_vector, loader
 
 _load_magnitudes = loader("magnitudes")
 
@@ -39,11 +39,13 @@ def range_norms(
         ((starts_L >= 0) & (starts_L <= stops_L) & (stops_L <= grad_N.numel())).all()
     ):
         ranges = list(zip(starts_L.tolist(), stops_L.tolist(), strict=True))
-        accepted = f"within [0, {grad_N.numel()}]"
         raise invalid(
-            "ranges (start, stop)", ranges, accepted, "take the layers' own bounds"
+            "ranges (start, stop)",
+            ranges,
+            f"within [0, {grad_N.numel()}]",
+            "take the layers' own bounds",
         )
-    library = _load_magnitudes() if serves_cpp(grad_N, residual_N) else None
+    library = _load_magnitudes(grad_N, residual_N)
     if library is None:
         for i, (start, stop) in enumerate(
             zip(starts_L.tolist(), stops_L.tolist(), strict=True)

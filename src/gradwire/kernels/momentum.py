@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .libraries import check_floating, check_vector, loader, serves_cpp
+from .libraries import check_floating, check_vector, loader
 
 _load_momentum = loader("momentum")
 
@@ -39,8 +39,7 @@ def accumulate(
     for name, operand in operands.items():
         if operand is not None:
             check_vector(name, operand, grad_N.numel(), grad_N.dtype)
-    fits = serves_cpp(grad_N, velocity_N, pending_N, whole_N)
-    library = _load_momentum() if fits else None
+    library = _load_momentum(grad_N, velocity_N, pending_N, whole_N)
     if library is None:
         kept_N = velocity_N * momentum
         torch.add(kept_N, grad_N, out=velocity_N)
@@ -71,7 +70,7 @@ def mask(
     check_floating("velocity_N", velocity_N)
     check_vector("whole_N", whole_N, velocity_N.numel(), velocity_N.dtype)
     check_vector("pending_N", pending_N, velocity_N.numel(), velocity_N.dtype)
-    library = _load_momentum() if serves_cpp(velocity_N, whole_N, pending_N) else None
+    library = _load_momentum(velocity_N, whole_N, pending_N)
     if library is None:
         left_N = whole_N != pending_N
         any_stayed = (~left_N & (whole_N.abs() >= least)).any()

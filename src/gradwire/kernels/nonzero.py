@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import invalid
-from .libraries import INT32_MAX, check_floating, check_vector, loader, serves_cpp
+from .libraries import INT32_MAX, check_floating, check_vector, loader
 from .sparse.entries import Entries, as_units, drop_unset
 
 _load_nonzero = loader("nonzero")
@@ -39,7 +39,7 @@ def nonzero_units(
     )
     check_vector("buffer", buffer, max(buffer.numel(), room), torch.uint8)
     check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
-    library = _load_nonzero() if serves_cpp(grad_N, residual_N) else None
+    library = _load_nonzero(grad_N, residual_N)
     if library is None:
         return _reference(grad_N, buffer, width, residual_N)
     kept = library.gw_nonzero(grad_N, residual_N, grad_N.numel(), width, buffer)

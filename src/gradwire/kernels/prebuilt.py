@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,16 @@ X86_LEVELS = {
 
 
 @cache
+def cpu_lines(listing: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Linux's lines about the first processor, by name; empty where it has none."""
+    try:
+        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {line.split(":")[0].strip(): line for line in reversed(lines)}
+
+
+@cache
 def levels(
     machine: str = platform.machine(), listing: Path = Path("/proc/cpuinfo")
 ) -> tuple[str, ...]:
@@ -36,13 +45,10 @@ def levels(
     """
     if machine != "x86_64":
         return (machine,)
-    flags: Collection[str] = ()
-    with suppress(OSError):
-        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
-        flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    flags = cpu_lines(listing).get("flags", "").split()
     runnable: list[str] = []
     for level, added in X86_LEVELS.items():
-        if not set(added) <= set(flags):
+        if not {*added} <= {*flags}:
             break
         runnable.insert(0, level)
     return tuple(runnable)

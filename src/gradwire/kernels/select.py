@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InvalidSetting, invalid
-from .libraries import BITS, INT32_MAX, check_floating, check_vector, loader, serves_cpp
+from .libraries import BITS, INT32_MAX, check_floating, check_vector, loader
 
 _load_scatter = loader("scatter")
 _load_select = loader("select")
@@ -58,13 +58,14 @@ def topk_many(
         check_vector("values_K", values_K, num_selected, grad_N.dtype)
         check_vector("residual_N", residual_N, num_elements, grad_N.dtype)
         if num_selected > num_elements:
-            accepted = f"at most grad_N's length {num_elements}"
-            raise invalid("indices_K", num_selected, accepted, "shorten it")
+            raise invalid(
+                "indices_K",
+                num_selected,
+                f"at most grad_N's length {num_elements}",
+                "shorten it",
+            )
         check_addressable("grad_N", num_elements)
-    on_host = all(
-        serves_cpp(grad_N, residual_N) for grad_N, residual_N, _, _ in operands
-    )
-    library = _load_select() if on_host else None
+    library = _load_select(*grads, *residuals)
     if library is None:
         for grad_N, residual_N, indices_K, values_K in operands:
             _reference_topk(grad_N, indices_K, values_K, residual_N)
@@ -102,7 +103,7 @@ def scatter_add(
     check_floating("out_N", out_N)
     check_vector("indices_K", indices_K, num_entries, torch.int32)
     check_vector("values", values, num_entries * width, out_N.dtype)
-    library = _load_scatter() if serves_cpp(out_N) else None
+    library = _load_scatter(out_N)
     if library is None:
         outside = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
         bad = int(outside[0]) if outside.numel() else -1

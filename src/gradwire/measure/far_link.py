@@ -77,9 +77,9 @@ def tcp_settings(folder: Path = FOLDER) -> dict[str, str | OSError]:
 
 
 class TcpProblem(NamedTuple):
-    """A setting that slows a link down, and the command that mends it."""
+    """The name of a setting that slows a link down, and the command that mends it."""
 
-    setting: str
+    name: str
     problem: str
     remedy: str
 
@@ -101,18 +101,24 @@ def tcp_problems(
     )
     if is_reset and link.idle_loss_s > LEAST_LOSS_S:
         lost = format_seconds(link.idle_loss_s)
-        problem = f"after a pause a connection begins anew: a step loses up to {lost}"
-        remedy = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
-        problems.append(TcpProblem("tcp_slow_start_after_idle", problem, remedy))
+        problems.append(
+            TcpProblem(
+                "tcp_slow_start_after_idle",
+                f"after a pause a connection begins anew: a step loses up to {lost}",
+                "sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
+            )
+        )
     needed_bytes = round(_BUFFER * link.bandwidth_delay_bytes)
     for name in ("tcp_rmem", "tcp_wmem"):
         *smaller, largest = known.get(name, str(needed_bytes)).split()
         if int(largest) < needed_bytes:
             sizes = " ".join([*smaller, str(needed_bytes)])
-            problem = (
-                f"a connection's buffer has at most {format_bytes(int(largest))}, and "
-                f"{format_bytes(needed_bytes)} fill the link"
+            problems.append(
+                TcpProblem(
+                    name,
+                    f"a connection's buffer has at most {format_bytes(int(largest))}, "
+                    f"and {format_bytes(needed_bytes)} fill the link",
+                    f"sysctl -w net.ipv4.{name}='{sizes}'",
+                )
             )
-            remedy = f"sysctl -w net.ipv4.{name}='{sizes}'"
-            problems.append(TcpProblem(name, problem, remedy))
     return problems

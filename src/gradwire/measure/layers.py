@@ -337,8 +337,12 @@ def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
 def looked_into(model: nn.Module) -> nn.Module:
     """The module itself, without DDP around it; refuses a compiled one."""
     if hasattr(model, "_orig_mod"):
-        remedy = "profile it before it is compiled"
-        raise invalid("model", "a compiled one", "one before torch.compile", remedy)
+        raise invalid(
+            "model",
+            "a compiled one",
+            "one before torch.compile",
+            "profile it before it is compiled",
+        )
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 

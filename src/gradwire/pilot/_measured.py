@@ -389,12 +389,12 @@ class MeasuredFlight(Flight):
             self._correction = self._dense_s / (made.dense_s + self._other_s)
         else:
             self._dense_s = self._predicted_s(made.dense_s)
-        prediction = (
+        self._take(
+            made,
             f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a dense "
             f"step takes {format_seconds(self._dense_s)}, and by plan ({made.words}) "
-            f"{format_seconds(self._predicted_s(made.predicted_s))} are predicted"
+            f"{format_seconds(self._predicted_s(made.predicted_s))} are predicted",
         )
-        self._take(made, prediction)
 
     def _go(self, plan: Plan | None, *, is_trial: bool = False) -> None:
         """Goes over to a plan, or to dense messages."""

@@ -79,8 +79,9 @@ def proposal(
     try:
         plan, seconds, rivals = choose(profile, cluster)
     except InvalidSetting as error:
-        words = f"the planner refuses: {error}"
-        return Proposal(None, dense_s, dense_s, words, link_factor=factor)
+        return Proposal(
+            None, dense_s, dense_s, f"the planner refuses: {error}", link_factor=factor
+        )
     except Exception as error:
         # a user's planner: the other ranks wait for this rank's word
         words = f"the planner fails: {type(error).__name__}: {error}"

@@ -64,8 +64,12 @@ class by_planner(Pilot):
         function = load("planner", planner)
         with_settings(function, **settings)
         if remedy := getattr(inspect.getmodule(function), "NOT_WHILE_TRAINING", ""):
-            accepted = "one that plans once, by layers, links and compressors"
-            raise invalid("planner", planner, accepted, remedy)
+            raise invalid(
+                "planner",
+                planner,
+                "one that plans once, by layers, links and compressors",
+                remedy,
+            )
         self.planner = planner
         self.measured_steps = measured_steps
         self.settings = settings
@@ -119,9 +123,11 @@ class _Planned(MeasuredFlight):
         profile = stated_profile([(n, as_reals(p)) for n, p in params.items()], "tried")
         made, *_ = self._choose(profile, cluster)
         if made.credit > engine.num_channels:
-            accepted = f"at most {engine.num_channels}, the channels that attach opens"
             raise invalid(
-                f"credit of {made.planner}'s plan", made.credit, accepted, "lower it"
+                f"credit of {made.planner}'s plan",
+                made.credit,
+                f"at most {engine.num_channels}, the channels that attach opens",
+                "lower it",
             )
 
     def _choose(self, profile: Profile, cluster: Cluster) -> Chosen:

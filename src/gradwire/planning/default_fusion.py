@@ -113,7 +113,7 @@ def fuse(
     costs less than one more message.
     """
     open_messages: dict[Any, list[NamedParam]] = {}
-    closed: list[list[NamedParam]] = []
+    closed = []
     for name, param in reversed(params):
         param_kind = kind(name, param)
         key = (param_kind, param.dtype)

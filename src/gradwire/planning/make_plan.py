@@ -45,10 +45,9 @@ def plan(
     16
     """
     if not isinstance(profile, Profile) or not isinstance(cluster, Cluster):
-        given = f"{type(profile).__name__} and {type(cluster).__name__}"
         raise invalid(
             "profile and cluster",
-            given,
+            f"{type(profile).__name__} and {type(cluster).__name__}",
             "a Profile and a Cluster, in this order",
             "read files with Profile.load and Cluster.load, models with "
             "gw.catalogue.load",
@@ -60,9 +59,8 @@ def plan(
         else chosen(profile, cluster)
     )
     if not isinstance(made, Plan):
-        accepted = "a Plan"
         raise invalid(
-            f"what {name_of(chosen)} returns", made, accepted, "return a gw.Plan"
+            f"what {name_of(chosen)} returns", made, "a Plan", "return a gw.Plan"
         )
     check(made, profile)
     return made

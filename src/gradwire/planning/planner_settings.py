@@ -53,8 +53,12 @@ def settings_of(planner: Planner) -> list[str] | None:
         TypeError,
         ValueError,
     ):  # too few parameters, or a built-in function that names none
-        accepted = "a planner's name, or a function (profile, cluster, *, settings)"
-        raise invalid("planner", name_of(planner), accepted, "write 'usbyte'") from None
+        raise invalid(
+            "planner",
+            name_of(planner),
+            "a planner's name, or a function (profile, cluster, *, settings)",
+            "write 'usbyte'",
+        ) from None
     parameters = signature.parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None

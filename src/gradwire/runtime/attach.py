@@ -188,8 +188,12 @@ class Grid(NamedTuple):
 def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid:
     """This rank's place, from the groups or the mesh that a user gave."""
     if not hasattr(Store, "clone"):  # ranks meet by it
-        remedy = "install that: pip install 'torch>=2.9'"
-        raise invalid("torch", torch.__version__, "2.9 or newer", remedy)
+        raise invalid(
+            "torch",
+            torch.__version__,
+            "2.9 or newer",
+            "install that: pip install 'torch>=2.9'",
+        )
     warn_of_versions()
     settings.choose_store()
     if mesh is not None and group is not None:
@@ -362,8 +366,12 @@ class Attachment:
         recorder = Recorder(settings.options.trace_steps)
         bulk = None if settings.plan is None else settings.plan.bulk
         if newcomer is None and bulk is not None and bulk.rank >= grid.who.world:
-            accepted = f"one of {grid.who.world} ranks"
-            raise invalid("plan.bulk.rank", bulk.rank, accepted, "name another")
+            raise invalid(
+                "plan.bulk.rank",
+                bulk.rank,
+                f"one of {grid.who.world} ranks",
+                "name another",
+            )
         engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,

@@ -57,7 +57,7 @@ def fused_messages(
 
     groups = fuse(params, kind=ways.kind_of, cap_bytes=cap_bytes)
     orders = orders_of(ways.kind_of(*group[0]) for group in groups)
-    messages: list[Message] = []
+    messages = []
     for index, (group, order) in enumerate(zip(groups, orders, strict=True), first):
         if ways.is_sparse(group[0][1]):
             messages.append(ways.row_message(index, *group[0]))

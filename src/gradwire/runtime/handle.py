@@ -636,10 +636,11 @@ class Handle:
         ):
             reason = "sharded layers"
         if hooks is None or reason:
-            accepted = "used with a fixed exchange of a plain module's whole gradients"
-            given = f"the handle of {reason or 'local_steps'}"
             raise invalid(
-                "backward_without_batch", given, accepted, "give each rank a batch"
+                "backward_without_batch",
+                f"the handle of {reason or 'local_steps'}",
+                "used with a fixed exchange of a plain module's whole gradients",
+                "give each rank a batch",
             )
         hooks.backward_without_batch()
 

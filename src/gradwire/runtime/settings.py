@@ -191,9 +191,11 @@ class Settings:
         ranks_per_host = ranks_of_each_host(mesh, who)
         for name, kind in BOTH.items():
             if not isinstance(value := getattr(self, name), kind):
-                accepted = f"a gw.{kind.__name__} or None"
                 raise invalid(
-                    name, type(value).__name__, accepted, f"write gw.{kind.__name__}()"
+                    name,
+                    type(value).__name__,
+                    f"a gw.{kind.__name__} or None",
+                    f"write gw.{kind.__name__}()",
                 )
         settings = {**vars(self), **self.fields}
         for name, (is_right, accepted, remedy) in _ACCEPTED.items():
@@ -206,9 +208,11 @@ class Settings:
             if settings[name] is not None:
                 check_whole(name, settings[name], remedy)
         if (known := self.options.cluster) and known.ranks_per_host != ranks_per_host:
-            accepted = f"{ranks_per_host}, as many as share a host by mesh="
             raise invalid(
-                "ranks a host of cluster", known.ranks_per_host, accepted, "give that"
+                "ranks a host of cluster",
+                known.ranks_per_host,
+                f"{ranks_per_host}, as many as share a host by mesh=",
+                "give that",
             )
         return replace(self, exchange=exchange, ranks_per_host=ranks_per_host)
 
@@ -228,8 +232,12 @@ class Settings:
         if (store := getattr(self.failure, "store", None)) is None:
             return
         if not isinstance(store, Store):
-            remedy = "write dist.TCPStore(host, port, is_master=rank == 0)"
-            raise invalid("store", store, "a torch.distributed store or None", remedy)
+            raise invalid(
+                "store",
+                store,
+                "a torch.distributed store or None",
+                "write dist.TCPStore(host, port, is_master=rank == 0)",
+            )
         meet_in(store)
 
     @property
@@ -434,16 +442,16 @@ def _usable(value: Any) -> Exchange | Plan | Pilot:
     plan_or_pilot = plan_in(value) or pilot_in(value)
     if plan_or_pilot is not None:
         return plan_or_pilot
-    remedy = (
-        "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, "
-        "or derive your own from gw.Exchange"
-    )
     raise invalid(
         "exchange",
         value,
         "a compressor, an exchange, a plan, the name of a compressor or a planner, "
         "a plan's file, or 'auto'",
-        with_brackets(value, remedy),
+        with_brackets(
+            value,
+            "write gw.attach(model, gw.compress.topk(density=0.01)), make one by "
+            "gw.pair, or derive your own from gw.Exchange",
+        ),
     )
 
 
@@ -469,8 +477,12 @@ def trained(model: nn.Module) -> list[NamedParam]:
         )
     for name, p in params:
         if p.dtype.to_real() not in DTYPES:
-            accepted = f"{DTYPE_NAMES}, or complex numbers of these"
-            raise invalid(f"dtype of parameter {name}", p.dtype, accepted, "freeze it")
+            raise invalid(
+                f"dtype of parameter {name}",
+                p.dtype,
+                f"{DTYPE_NAMES}, or complex numbers of these",
+                "freeze it",
+            )
         refuse_grad_dtype(name, p, getattr(p, "grad_dtype", p.dtype))
     sparse = sparse_weights(inner)
     rows = [param for param in params if id(param[1]) in sparse]
@@ -496,7 +508,7 @@ def tables(model: nn.Module) -> dict[int, int]:
     are left out, as are tables below ``LEAST_TABLE_BYTES``.
     """
     owners: dict[int, list[nn.Module]] = {}
-    weights: dict[int, Tensor] = {}
+    weights = {}
     for module in model.modules():
         for param in module._parameters.values():
             if param is not None:

@@ -37,10 +37,7 @@ connections.
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Settings of the demo. Each method takes ``steps`` steps, in ``rounds`` turns.
-
-    ``relayed``: a relay limits rates, also where the machine has network namespaces.
-    """
+    """Settings of the demo. Each method takes ``steps`` steps, in ``rounds`` turns."""
 
     hosts: int = 4
     rate_bytes_per_s: float = 25_000_000.0
@@ -49,7 +46,6 @@ class Demo:
     rounds: int = 4
     task: str = "text"
     compressors: tuple[str, ...] = COMPRESSORS
-    relayed: bool = False
 
     def __post_init__(self) -> None:
         check_whole("hosts", self.hosts, "a single host sends nothing", least=2)
@@ -134,8 +130,7 @@ def run(demo: Demo, report: Report) -> DemoResult:
     """Opens the testbed, trains by all methods, and puts the figures together."""
     task = make_task(demo.task)
     settings = {**asdict(demo), "timeout_s": demo.timeout_s}
-    is_relayed = demo.relayed or not available(demo.testbed)
-    opened = relayed_hosts if is_relayed else shaped_hosts
+    opened = shaped_hosts if available(demo.testbed) else relayed_hosts
     with opened(demo.testbed) as hosts:
         results = run_ranks(hosts, f"{__name__}_rank", settings, report=report)
         relayed = hosts.relay_port is not None

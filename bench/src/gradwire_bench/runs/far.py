@@ -19,15 +19,12 @@ gradwire testbed run --hosts 4 --rate 10mbit -- \
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from statistics import median
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
 )
@@ -41,7 +38,7 @@ from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy
 
 from ..training.trainer import under_ddp
-from .turns import detach, print_rows, seconds_in_turn
+from .turns import TrainedSide, detach, print_rows, seconds_in_turn
 
 DDP = "ddp"
 HOOK = "ddp, fp16 hook"
@@ -50,54 +47,40 @@ LOCAL_STEPS = "local_steps"
 METHODS = (DDP, HOOK, "none", "uniform", "topk", SHRINK, LOCAL_STEPS)
 TIMEOUT_S = 300.0
 """Seconds for which gradwire waits for a silent rank."""
-WARM_UP = 3
-"""The steps at the start of each turn that are not measured."""
 
 
-class Side:
-    """One model that takes turns."""
+def side_of(
+    method: str, width: int, layers: int, num_steps: int, timeout_s: float
+) -> TrainedSide:
+    """The model by one method."""
+    torch.manual_seed(0)
+    stack = [nn.Linear(width, width) for _ in range(layers)]
+    model: nn.Module = nn.Sequential(*stack)
+    if method in (DDP, HOOK):
+        model = under_ddp(model, fp16_compress_hook if method == HOOK else None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    handle = _attached(method, model, optimizer, timedelta(seconds=timeout_s))
+    batch = torch.randn(8, width)
 
-    def __init__(
-        self, method: str, width: int, layers: int, num_steps: int, timeout_s: float
-    ) -> None:
-        torch.manual_seed(0)
-        stack = [nn.Linear(width, width) for _ in range(layers)]
-        self.model: nn.Module = nn.Sequential(*stack)
-        if method in (DDP, HOOK):
-            hook = fp16_compress_hook if method == HOOK else None
-            self.model = under_ddp(self.model, hook)
-        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.handle = self._attached(method, timedelta(seconds=timeout_s))
-        self._batch = torch.randn(8, width)
-        self._num_steps = num_steps
+    def loss() -> Tensor:
+        return model(batch).square().mean()  # type: ignore[no-any-return]
 
-    def _attached(self, method: str, timeout: timedelta) -> Handle | None:
-        """The handle of a method of gradwire's."""
-        optimizer = self._optimizer
-        failure = FailurePolicy(timeout=timeout)
-        if method in (DDP, HOOK):
-            return None
-        if method == LOCAL_STEPS:
-            return local_steps(
-                self.model, optimizer, uniform(), every=1, failure=failure
-            )
-        if method == SHRINK:
-            failure = FailurePolicy(on_failure="shrink", timeout=timeout)
-            return attach(self.model, uniform(), optimizer=optimizer, failure=failure)
-        return attach(self.model, load("compress", method)(), failure=failure)
+    return TrainedSide(handle, optimizer, [loss] * num_steps)
 
-    def turn(self) -> float:
-        """The seconds of a step, the median of one turn."""
-        return median([self.step() for _ in range(self._num_steps)][WARM_UP:])
 
-    def step(self) -> float:
-        """The seconds of one step."""
-        begin_s = time.perf_counter()
-        self._optimizer.zero_grad()
-        loss: Any = self.model(self._batch).square().mean()
-        loss.backward()
-        self._optimizer.step()
-        return time.perf_counter() - begin_s
+def _attached(
+    method: str, model: nn.Module, optimizer: torch.optim.SGD, timeout: timedelta
+) -> Handle | None:
+    """The handle of a method of gradwire's."""
+    failure = FailurePolicy(timeout=timeout)
+    if method in (DDP, HOOK):
+        return None
+    if method == LOCAL_STEPS:
+        return local_steps(model, optimizer, uniform(), every=1, failure=failure)
+    if method == SHRINK:
+        failure = FailurePolicy(on_failure="shrink", timeout=timeout)
+        return attach(model, uniform(), optimizer=optimizer, failure=failure)
+    return attach(model, load("compress", method)(), failure=failure)
 
 
 def measure(
@@ -109,7 +92,9 @@ def measure(
     timeout_s: float = TIMEOUT_S,
 ) -> list[Row]:
     """A row for each method, with the median and the range of its turns."""
-    sides = {name: Side(name, width, layers, num_steps, timeout_s) for name in methods}
+    sides = {
+        name: side_of(name, width, layers, num_steps, timeout_s) for name in methods
+    }
     seconds = seconds_in_turn(sides.values(), turns)
     detach(sides.values())
     return [

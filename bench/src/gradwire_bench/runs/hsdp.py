@@ -12,9 +12,7 @@ exchange can be faster than.
 from __future__ import annotations
 
 import argparse
-import time
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,7 +27,13 @@ from gradwire.compress.none import none
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor
 from gradwire.runtime.attach import attach
-from gradwire_bench.runs.turns import detach, print_rows, seconds_in_turn
+from gradwire_bench.runs.turns import (
+    TrainedSide,
+    detach,
+    losses_of,
+    print_rows,
+    seconds_in_turn,
+)
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
@@ -41,43 +45,27 @@ EXCHANGES: dict[str, Compressor] = {
     "none": none(),
 }
 REPLICAS = 2
-WARM_UP = 2
-"""The steps at the start of each turn that are not measured."""
 
 
-class Side:
-    """One sharded model that takes turns."""
-
-    def __init__(
-        self, name: str, task: TrainingTask, mesh: DeviceMesh, num_steps: int
-    ) -> None:
-        torch.manual_seed(0)
-        model: Any = task.make_model()
-        within = mesh if name == NATIVE else mesh["shard"]
-        for child in model.children():
-            for block in child if isinstance(child, nn.ModuleList) else (child,):
-                fully_shard(block, mesh=within)
-        self.model = fully_shard(model, mesh=within)
-        self.handle = None
-        if name in EXCHANGES:
-            self.handle = attach(model, EXCHANGES[name], group=mesh["replicate"])
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        self._task = task
-        rank = dist.get_rank()
-        world = dist.get_world_size()
-        self._batches = [task.batch(step, rank, world) for step in range(num_steps)]
-
-    def turn(self) -> float:
-        """The seconds of a step, the median of one turn."""
-        seconds = []
-        for inputs, targets in self._batches:
-            begin_s = time.perf_counter()
-            self._optimizer.zero_grad()
-            loss = self._task.loss(self.model, inputs, targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
-            seconds.append(time.perf_counter() - begin_s)
-        return median(seconds[WARM_UP:])
+def side_of(
+    name: str, task: TrainingTask, mesh: DeviceMesh, num_steps: int
+) -> TrainedSide:
+    """One sharded model."""
+    torch.manual_seed(0)
+    model: Any = task.make_model()
+    within = mesh if name == NATIVE else mesh["shard"]
+    for child in model.children():
+        for block in child if isinstance(child, nn.ModuleList) else (child,):
+            fully_shard(block, mesh=within)
+    sharded = fully_shard(model, mesh=within)
+    handle = None
+    if name in EXCHANGES:
+        handle = attach(model, EXCHANGES[name], group=mesh["replicate"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    rank = dist.get_rank()
+    world = dist.get_world_size()
+    losses = losses_of(task, sharded, num_steps, rank, world)
+    return TrainedSide(handle, optimizer, losses)
 
 
 def measure(task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
@@ -85,7 +73,8 @@ def measure(task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
     grid = REPLICAS, dist.get_world_size() // REPLICAS
     mesh = init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
     sides = {
-        name: Side(name, task, mesh, num_steps) for name in (NATIVE, *EXCHANGES, ALONE)
+        name: side_of(name, task, mesh, num_steps)
+        for name in (NATIVE, *EXCHANGES, ALONE)
     }
     seconds = seconds_in_turn(sides.values(), turns)
     medians = [float(row.median()) for row in seconds]

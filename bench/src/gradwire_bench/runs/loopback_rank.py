@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.contract.registry import load
 from gradwire.runtime.attach import attach
-from gradwire_bench.runs.turns import detach
+from gradwire_bench.runs.turns import detach, losses_of
 from gradwire_bench.testbed.ranks import Report
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
@@ -42,42 +42,36 @@ class _Turn(NamedTuple):
 
 
 class _Side:
-    """One model that takes turns; its batches are drawn before, as they cost the same
-    on all.
-    """
+    """One model that takes turns."""
 
     def __init__(self, name: str, task: TrainingTask, num_steps: int) -> None:
         torch.manual_seed(0)
-        self.model: nn.Module = task.make_model()
-        under_ddp = name == DDP or name.startswith(UNDER_DDP)
-        if under_ddp:
-            self.model = DistributedDataParallel(self.model)
+        model: nn.Module = task.make_model()
+        if name == DDP or name.startswith(UNDER_DDP):
+            model = DistributedDataParallel(model)
         compressor = name.removeprefix(UNDER_DDP)
         self.handle = (
-            None if name == DDP else attach(self.model, load("compress", compressor)())
+            None if name == DDP else attach(model, load("compress", compressor)())
         )
-        self._optimizer = task.make_optimizer(self.model.parameters())
-        self._task = task
+        self._optimizer = task.make_optimizer(model.parameters())
         rank = dist.get_rank()
         world = dist.get_world_size()
-        self._batches = [
-            task.batch(step, rank, world) for step in range(WARM_UP + num_steps)
-        ]
+        self._losses = losses_of(task, model, WARM_UP + num_steps, rank, world)
 
     def turn(self) -> _Turn:
         """Trains by all batches, of which the first warm up."""
         ends_s = [time.perf_counter()]
         began_s = 0.0
         slept = 0
-        for step, (inputs, targets) in enumerate(self._batches):
+        for step, loss in enumerate(self._losses):
             if step == WARM_UP:
                 began_s = time.process_time()
                 slept = _num_switches()
             self._optimizer.zero_grad()
-            self._task.loss(self.model, inputs, targets).backward()  # type: ignore[no-untyped-call]
+            loss().backward()
             self._optimizer.step()
             ends_s.append(time.perf_counter())
-        num_steps = len(self._batches) - WARM_UP
+        num_steps = len(self._losses) - WARM_UP
         steps = [b - a for a, b in itertools.pairwise(ends_s)]
         return _Turn(
             steps[WARM_UP:],

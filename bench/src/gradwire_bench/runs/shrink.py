@@ -18,7 +18,6 @@ import json
 import os
 import time
 from os import _exit as leave
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,20 +28,21 @@ from gradwire.cli.report.table import Row, plain
 from gradwire.contract.registry import load
 from gradwire.errors import RanksLost
 from gradwire.runtime.attach import attach
+from gradwire.runtime.handle import Handle
 from gradwire.runtime.settings import FailurePolicy
 from gradwire.runtime.transport.task_graph import wall_clock
 from gradwire.runtime.transport.wire import root_store
-from gradwire_bench.runs.turns import seconds_in_turn
+from gradwire_bench.runs.turns import TrainedSide, losses_of, seconds_in_turn
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
 WAYS = "end", "shrink"
-WARM_UP = 2
-"""The steps at the start of each turn that are not measured."""
 
 
-class Side:
-    """One model that takes turns."""
+class Side(TrainedSide):
+    """One model that takes turns; a step is repeated where a rank is lost in it."""
+
+    handle: Handle
 
     def __init__(
         self,
@@ -54,37 +54,19 @@ class Side:
     ) -> None:
         torch.manual_seed(0)
         self.model: Any = task.make_model()
-        self._optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=0.01, momentum=0.9
-        )
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         policy = FailurePolicy(on_failure=way, rejoin=rejoin)
         exchange = load("compress", name)()
-        self.handle = attach(
-            self.model, exchange, optimizer=self._optimizer, failure=policy
-        )
-        self._task = task
-        rank = self.handle.rank
-        world = self.handle.world_size
-        self._batches = [task.batch(step, rank, world) for step in range(num_steps)]
+        handle = attach(self.model, exchange, optimizer=optimizer, failure=policy)
+        losses = losses_of(task, self.model, num_steps, handle.rank, handle.world_size)
+        super().__init__(handle, optimizer, losses)
 
-    def step(self, place: int) -> float:
-        """The seconds of one step, which is repeated where a rank is lost in it."""
-        begin_s = time.perf_counter()
+    def backward(self, place: int) -> None:
         while True:
             try:
-                self._optimizer.zero_grad()
-                self._task.loss(self.model, *self._batches[place]).backward()  # type: ignore[no-untyped-call]
-                break
+                return super().backward(place)
             except RanksLost as lost:
                 print(lost, flush=True)
-        self._optimizer.step()
-        return time.perf_counter() - begin_s
-
-    def turn(self) -> float:
-        """The seconds of a step, the median of one turn."""
-        return median(
-            [self.step(place) for place in range(len(self._batches))][WARM_UP:]
-        )
 
 
 def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[Row]:

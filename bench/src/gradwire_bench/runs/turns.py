@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,6 +15,11 @@ from torch import Tensor
 
 from gradwire.cli.report.table import Row, plain
 from gradwire.runtime.handle import Handle
+
+from ..workloads.task import TrainingTask
+
+WARM_UP = 2
+"""The steps at the start of each turn of a ``TrainedSide`` that are not measured."""
 
 
 class Attached(Protocol):
@@ -24,6 +33,42 @@ class Side(Attached, Protocol):
     """A model that takes turns."""
 
     def turn(self) -> float: ...
+
+
+@dataclass
+class TrainedSide:
+    """A side that trains its model by as many steps in each turn."""
+
+    handle: Handle | None
+    optimizer: torch.optim.Optimizer
+    losses: Sequence[Callable[[], Any]]
+    """The functions that compute the loss of each step of a turn."""
+
+    def backward(self, place: int) -> None:
+        """The backward pass of one step."""
+        self.optimizer.zero_grad()
+        self.losses[place]().backward()
+
+    def step(self, place: int) -> float:
+        """The seconds of one step."""
+        begin_s = time.perf_counter()
+        self.backward(place)
+        self.optimizer.step()
+        return time.perf_counter() - begin_s
+
+    def turn(self) -> float:
+        """The seconds of a step, the median of one turn."""
+        return median([self.step(place) for place in range(len(self.losses))][WARM_UP:])
+
+
+def losses_of(
+    task: TrainingTask, model: Any, num_steps: int, rank: int, world: int
+) -> list[Callable[[], Any]]:
+    """The losses of one rank's steps, on batches that are drawn now, as they cost the
+    same on all sides.
+    """
+    batches = [task.batch(step, rank, world) for step in range(num_steps)]
+    return [partial(task.loss, model, *batch) for batch in batches]
 
 
 def seconds_in_turn(sides: Collection[Side], turns: int) -> Tensor:

@@ -15,19 +15,24 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+
 from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import format_rate
 from gradwire.errors import invalid
 
 from ..report import curves
-from ..testbed.hosts import Testbed, loopback_hosts, open_hosts
+from ..report.live import LivePage
+from ..testbed.hosts import Testbed, loopback_hosts, open_hosts, relayed_hosts
 from ..testbed.ranks import Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
 from .peers import PEERS, is_there
 from .tasks import make_task
 from .trainers import DDP, OTHERS, PERIOD, check_trainer, split_period
 from .training import TrainBench
+from .training_links_rank import measure
 
 METHODS = (*OTHERS, *PEERS, "dense", "int8", "qsgd", "onebit", "topk", "powersgd")
 """The trainers that are compared unless others are named."""
@@ -53,6 +58,9 @@ class TrainingOnLinks:
     DDP's held-out loss at ``goal_step``. A method's learning rate is chosen on the
     fastest link, by the loss of the first seed after the last step. ``peers`` are
     folders that packages of others are imported from; a row says which are not there.
+    Methods take turns of ``every`` steps, and are scored after each. ``live`` is a page
+    that shows their losses meanwhile. ``relayed``: a relay limits rates, also where the
+    machine has network namespaces.
     """
 
     bench: TrainBench
@@ -60,6 +68,9 @@ class TrainingOnLinks:
     goal_step: int
     peers: tuple[str, ...] = ()
     wide_area: WideArea = NEAR
+    every: int = PERIOD
+    live: LivePage | None = None
+    relayed: bool = False
 
     def __post_init__(self) -> None:
         refuse_loopback(self.rates_bytes_per_s, self.wide_area)
@@ -67,7 +78,7 @@ class TrainingOnLinks:
             why = "one or more, as a goal and pictures are of links"
             raise invalid("rates of links", "none", why, "write --rate 100mbit")
         steps = self.bench.steps
-        every = PERIOD
+        every = self.every
         check_whole("steps", steps, "write 400", least=2 * every, multiple=every)
         if not 0 < self.goal_step <= steps or self.goal_step % every:
             accepted = f"a multiple of {every}, at most {steps}"
@@ -152,14 +163,7 @@ def _trained(
     report: Report,
 ) -> tuple[list[list[Point]], str]:
     """The points of each entrant, and the link in words."""
-    settings = {
-        "task": task,
-        "optimizer": optimizer,
-        "seed": seed,
-        "steps": links.bench.steps,
-        "entrants": entrants,
-        "peers": links.peers,
-    }
+    settings = _settings(links, task, optimizer, seed, entrants)
     with _hosts(links, rate) as hosts:
         results = run_ranks(
             hosts,
@@ -178,13 +182,56 @@ def _trained(
     return [_merged(of_ranks, shared) for of_ranks in zip(*results, strict=True)], link
 
 
+def _settings(
+    links: TrainingOnLinks,
+    task: str,
+    optimizer: str,
+    seed: int,
+    entrants: Sequence[Entrant],
+) -> dict[str, Any]:
+    return {
+        "task": task,
+        "optimizer": optimizer,
+        "seed": seed,
+        "steps": links.bench.steps,
+        "every": links.every,
+        "entrants": entrants,
+        "peers": links.peers,
+        "live": str(links.live.points) if links.live else None,
+    }
+
+
+def run_here(links: TrainingOnLinks, report: Report) -> LinksResult:
+    """Trains on the link between this process and others, each of which calls this.
+
+    The default process group is theirs. Trains the first task, at its own rate.
+    """
+    bench = links.bench
+    entrants = [(name, 1.0) for name in links.methods]
+    task = bench.tasks[0]
+    optimizer = bench.optimizers[0]
+    lines = measure(_settings(links, task, optimizer, 0, entrants), report)
+    mine = torch.tensor(
+        [[list(point.values()) for point in line] for line in lines],
+        dtype=torch.float64,
+    )
+    of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, mine)
+    means = torch.stack(of_ranks).mean(0)
+    # rank 0 alone has losses
+    means[..., -1] = of_ranks[0][..., -1]
+    trained = [[Point(*point) for point in line] for line in means.tolist()]
+    points = dict(zip(links.methods, trained, strict=True))
+    return LinksResult(_rows(links, entrants, [trained]), {"this link": points})
+
+
 def _hosts(links: TrainingOnLinks, rate: float | None) -> Any:
     if rate is None:
         return loopback_hosts(Testbed(hosts=links.bench.ranks))
     testbed = Testbed(
         hosts=links.bench.ranks, rate_bytes_per_s=rate, wide_area=links.wide_area
     )
-    return open_hosts(testbed)
+    return relayed_hosts(testbed) if links.relayed else open_hosts(testbed)
 
 
 def _merged(of_ranks: Sequence[Sequence[dict[str, float]]], shared: int) -> list[Point]:
@@ -236,7 +283,7 @@ def _rows(
     """One row a method: means over seeds, each seed with the goal that its own DDP
     sets.
     """
-    goals = [trained[0][links.goal_step // PERIOD].loss for trained in found]
+    goals = [trained[0][links.goal_step // links.every].loss for trained in found]
     ddp_s: float | None = None
     rows: list[Row] = []
     for place, (name, factor) in enumerate(entrants):

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ..report.live import write_points
 from ..testbed.ranks import Report, counted
 from .tasks import make_task
 from .trainer import Trainer
-from .trainers import PERIOD, start
+from .trainers import start
 
 
 def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, float]]]:
@@ -25,12 +27,13 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
     the rate.
 
     A point has the steps done, this rank's seconds and bytes up to there, and rank 0's
-    held-out loss.
+    held-out loss. Rank 0 writes all points to the file ``settings["live"]``, if any.
     """
     torch.set_num_threads(1)
     sys.path += settings["peers"]
     steps = settings["steps"]
-    every = PERIOD
+    every = settings["every"]
+    live = settings["live"] if dist.get_rank() == 0 else None
     entrants = settings["entrants"]
     trainers = [_started(settings, name, factor) for name, factor in entrants]
     points: list[list[dict[str, float]]] = [[_point(trainer)] for trainer in trainers]
@@ -42,6 +45,8 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
             last = points[place][-1]
             sent_bytes = last["sent_bytes"] + moved.tx_bytes
             points[place].append(_point(trainer, last["seconds"] + seconds, sent_bytes))
+            if live:
+                write_points(Path(live), points)
     return points
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.contract import Residual
 from gradwire.errors import InvalidSetting, invalid
-from gradwire.kernels.libraries import check_floating, check_vector, loader, serves_cpp
+from gradwire.kernels.libraries import check_floating, check_vector, loader
 
 from ._reaching import SOURCES
 
@@ -37,7 +37,7 @@ def take(
     check_vector("indices_K", indices_K, count, torch.int32)
     check_vector("values_K", values_K, count, source_N.dtype)
     check_vector("residual_N", residual_N, numel, source_N.dtype)
-    library = _load_gather() if serves_cpp(source_N, residual_N) else None
+    library = _load_gather(source_N, residual_N)
     if library is None:
         outside = ((indices_K < 0) | (indices_K >= numel)).nonzero()
         bad = int(outside[0]) if outside.numel() else -1

@@ -21,7 +21,6 @@ from gradwire.kernels.libraries import (
     check_floating,
     check_vector,
     loader,
-    serves_cpp,
 )
 
 from ._reaching import SOURCES
@@ -178,7 +177,7 @@ def histogram(grad_N: Tensor, residual_N: Residual = None) -> tuple[Tensor, Tens
             f"at most {INT32_MAX} elements",
             "cut it in chunks",
         )
-    library = _load_histogram() if serves_cpp(grad_N, residual_N) else None
+    library = _load_histogram(grad_N, residual_N)
     if library is None:
         return _reference_histogram(grad_N, residual_N)
     num_bins = library.gw_histogram(grad_N, residual_N, grad_N.numel())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import invalid
-from gradwire.kernels.libraries import check_floating, check_vector, loader, serves_cpp
+from gradwire.kernels.libraries import check_floating, check_vector, loader
 from gradwire.kernels.select import check_addressable, topk
 
 _load_select = loader("select")
@@ -48,7 +48,7 @@ def topk_ranges(
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
     check_vector("values_K", values_K, num_selected, c_N.dtype)
-    library = _load_select() if serves_cpp(c_N) else None
+    library = _load_select(c_N)
     status = None
     if library is not None:
         status = library.gw_topk_ranges(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.contract import Residual
 from gradwire.errors import invalid
-from gradwire.kernels.libraries import check_floating, check_vector, loader, serves_cpp
+from gradwire.kernels.libraries import check_floating, check_vector, loader
 from gradwire.kernels.select import check_addressable, keys_of, list_chosen
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -55,7 +55,7 @@ def reaching(
     check_vector("residual_N", residual_N, whole_N.numel(), whole_N.dtype)
     check_addressable("grad_N", whole_N.numel())
     most = min(most, whole_N.numel())
-    library = _load_reach() if serves_cpp(grad_N, residual_N) else None
+    library = _load_reach(grad_N, residual_N)
     if library is None:
         _reference_reaching(grad_N, threshold, most, room, residual_N)
         return

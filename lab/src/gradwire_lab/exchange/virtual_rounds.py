@@ -26,7 +26,6 @@ from gradwire.exchange.rounds import (
     FragmentOwner,
     Merge,
     PartialRounds,
-    Pull,
     Push,
     Request,
     Snapshot,
@@ -211,17 +210,18 @@ class VirtualClock:
         """Sends what a local step has ended with."""
         rounds = self.ranks[rank].rounds
         for request in requests:
-            if isinstance(request, Push):
-                self._send(rank, rounds.owner_of[request.fragment], request)
-            else:
-                self._send(rank, request.rank, request)
+            is_snapshot = isinstance(request, Snapshot)
+            target = request.rank if is_snapshot else rounds.owner_of[request.fragment]
+            self._send(rank, target, request)
         for request in requests:
             if isinstance(request, Snapshot):
                 rounds.owners[request.fragment].is_sending = False
                 self._close(rank)
 
     def _send(self, source: int, target: int, message: Request | Answer) -> None:
-        size_bytes = 0 if isinstance(message, Pull) else message.payload_B.numel()
+        size_bytes = 0
+        if isinstance(message, Push | Merge | Snapshot):
+            size_bytes = message.payload_B.numel()
         link = (source, target)
         seconds = self._delay_s(source, target, size_bytes)
         # messages of one rank to another stay in order

@@ -126,18 +126,6 @@ def end_of(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> float:
     return max((ready_s[-1], *link_ends(ready_s, messages)))
 
 
-def carry_s(
-    tensors: Sequence[ProfiledTensor], exchange: ExchangeSetting, cluster: Cluster
-) -> float:
-    """Seconds that a message takes by the simulator when it is alone and already
-    encoded.
-
-    Hosts of several ranks cannot have encoded it, so there the encode is among these.
-    Infinite where it holds more elements than are sparsified together.
-    """
-    return sum(map(sum, carry_parts(tensors, exchange, cluster)))
-
-
 def carry_parts(
     tensors: Sequence[ProfiledTensor],
     exchange: ExchangeSetting,
@@ -145,11 +133,11 @@ def carry_parts(
     *,
     is_encoded: bool = True,
 ) -> tuple[tuple[float, float], ...]:
-    """The seconds of ``carry_s`` on the link, and of what is computed behind each
-    transfer.
+    """Seconds of a message alone by the simulator: on the link, and of what is computed
+    behind each transfer.
 
     Where the message is not encoded yet, a part without a transfer may come first: the
-    encode.
+    encode. Infinite where it holds more elements than are sparsified together.
     """
     if sum(tensor.numel for tensor in tensors) > MOST_ELEMENTS:
         return ((inf, 0.0),)

@@ -21,6 +21,7 @@ from ...contract.bounds import check_number
 from ...contract.units import format_bytes, parse_rate
 from ...errors import GradwireError, invalid
 from ...measure.far_link import FarLink, tcp_problems, tcp_settings
+from ..report.links import line_row
 from ..report.output import emit, installed_version, machine, progress
 from ..report.table import Row, cell, heading, in_sections, markdown
 
@@ -170,7 +171,7 @@ def gpus() -> list[Row]:
     """GPUs that torch sees."""
     import torch
 
-    rows: list[Row] = []
+    rows = []
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         rows.append(
@@ -212,7 +213,7 @@ def network_warnings(
     """Warnings of obstacles to meeting: interfaces, variables, the host's address."""
     names = [str(row["name"]) for row in found]
     outer = [name for name in names if name != "lo"]
-    rows: list[Row] = []
+    rows = []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         wanted = variables.get(variable, "")
         if (
@@ -220,27 +221,35 @@ def network_warnings(
             and not wanted.startswith("^")
             and not _names_one(wanted, names, variable)
         ):
-            remedy = f"set it to one of {', '.join(names)}"
             rows.append(
-                _warning(variable, f"{wanted!r} is no interface of this host", remedy)
+                _warning(
+                    variable,
+                    f"{wanted!r} is no interface of this host",
+                    f"set it to one of {', '.join(names)}",
+                )
             )
     loopback = address is None or address.startswith("127.")
     if loopback and outer and "GLOO_SOCKET_IFNAME" not in variables:
         where = f"resolves to {address}" if address else "does not resolve"
-        problem = (
-            f"the host's name {where}, so gloo ranks on other hosts cannot reach it"
+        rows.append(
+            _warning(
+                "host name",
+                f"the host's name {where}, so gloo ranks on other hosts cannot "
+                "reach it",
+                f"for more than one host set GLOO_SOCKET_IFNAME={outer[0]}",
+            )
         )
-        remedy = f"for more than one host set GLOO_SOCKET_IFNAME={outer[0]}"
-        rows.append(_warning("host name", problem, remedy))
     world = variables.get("WORLD_SIZE")
     local = variables.get("LOCAL_WORLD_SIZE")
     master = variables.get("MASTER_ADDR", "")
     if world != local and (master == "localhost" or master.startswith("127.")):
-        problem = (
-            f"{master} means another machine on every host, and ranks run on several"
-        )
         rows.append(
-            _warning("MASTER_ADDR", problem, "set it to the first host's own address")
+            _warning(
+                "MASTER_ADDR",
+                f"{master} means another machine on every host, and ranks run on "
+                "several",
+                "set it to the first host's own address",
+            )
         )
     return rows
 
@@ -302,23 +311,35 @@ def thread_warnings(variables: Mapping[str, str], num_cores: int) -> list[Row]:
     num_threads = int(threads) if threads.isdecimal() else num_cores
     if num_ranks == 1 or num_ranks * num_threads <= num_cores:
         return []
-    problem = f"{num_ranks} ranks of {num_threads} threads share {num_cores} cores"
-    remedy = f"set OMP_NUM_THREADS={max(1, num_cores // num_ranks)} for every rank"
-    return [_warning("threads", problem, remedy)]
+    return [
+        _warning(
+            "threads",
+            f"{num_ranks} ranks of {num_threads} threads share {num_cores} cores",
+            f"set OMP_NUM_THREADS={max(1, num_cores // num_ranks)} for every rank",
+        )
+    ]
 
 
 def part_warnings(built: list[Row], seen: list[Row], found: list[Row]) -> list[Row]:
     """Parts that are missing here: rows of kernels, gpus and backends say so."""
-    rows: list[Row] = []
+    rows = []
     if built[0]["backend"] != "cpp":
-        problem = "kernels run as torch code, some of it a hundred times slower"
-        remedy = (
-            "install a C++ compiler (apt install g++), or the wheel of this platform"
+        rows.append(
+            _warning(
+                "CPU kernels",
+                "kernels run as torch code, some of it a hundred times slower",
+                "install a C++ compiler (apt install g++), or the wheel of this "
+                "platform",
+            )
         )
-        rows.append(_warning("CPU kernels", problem, remedy))
     if seen and not any(row["name"] == "nccl" and row["available"] for row in found):
-        problem = "there is a GPU, and this build of torch has no NCCL"
-        rows.append(_warning("nccl", problem, "install a torch build for CUDA"))
+        rows.append(
+            _warning(
+                "nccl",
+                "there is a GPU, and this build of torch has no NCCL",
+                "install a torch build for CUDA",
+            )
+        )
     return rows
 
 
@@ -334,12 +355,15 @@ def far_link(
     Raises ``InvalidSetting`` where only one of both figures is given.
     """
     if rate is not None and rtt_ms is not None:
-        accepted = "0 to 10000 milliseconds"
-        check_number("rtt", rtt_ms, accepted, "ping tells it", 0, 1e4)
+        check_number("rtt", rtt_ms, "0 to 10000 milliseconds", "ping tells it", 0, 1e4)
         return FarLink(rate_bytes_per_s=parse_rate(rate), round_trip_s=rtt_ms / 1e3)
     if rate is not None or rtt_ms is not None:
-        accepted = "--rate and --rtt together"
-        raise invalid("a link", rate or rtt_ms, accepted, "ping tells the second")
+        raise invalid(
+            "a link",
+            rate or rtt_ms,
+            "--rate and --rtt together",
+            "ping tells the second",
+        )
     if report is None or report.round_trip_s is None:
         return None
     measured = report.rate_bytes_per_s
@@ -446,24 +470,14 @@ def _sections(report: LinkReport | None, link: FarLink | None) -> dict[str, list
         warnings += link_warnings(report)
     if link is not None:
         sections["Far link"] = far_rows(link)
-        warnings += [
-            _warning(one.setting, one.problem, one.remedy)
-            for one in tcp_problems(link, tcp)
-        ]
+        warnings += [one._asdict() for one in tcp_problems(link, tcp)]
     return sections | {"Warnings": warnings}
 
 
 def fit_rows(report: LinkReport) -> list[Row]:
     """The measured link as a row: seconds = alpha + beta * bytes of an all-reduce."""
-    return [
-        {
-            "name": f"{report.world} ranks, {report.backend}",
-            "alpha_s": report.fit.alpha_s,
-            "beta_s_per_byte": report.fit.per_unit_s,
-            "fraction_residual": report.fit.residual,
-            "rate_bytes_per_s": report.rate_bytes_per_s,
-        }
-    ]
+    line = line_row(f"{report.world} ranks, {report.backend}", report.fit)
+    return [{**line, "rate_bytes_per_s": report.rate_bytes_per_s}]
 
 
 def link_warnings(report: LinkReport) -> list[Row]:
@@ -471,11 +485,13 @@ def link_warnings(report: LinkReport) -> list[Row]:
     found = report.fit
     if found.residual <= NOISY and found.alpha_s > 0 and found.per_unit_s > 0:
         return []
-    problem = (
-        f"the fit misses the times by {100 * found.residual:.0f} % or lacks a term"
-    )
-    remedy = "something else uses the machine or the link: repeat when it is quiet"
-    return [{"name": "link", "problem": problem, "remedy": remedy}]
+    return [
+        _warning(
+            "link",
+            f"the fit misses the times by {100 * found.residual:.0f} % or lacks a term",
+            "something else uses the machine or the link: repeat when it is quiet",
+        )
+    ]
 
 
 def _measured() -> LinkReport:

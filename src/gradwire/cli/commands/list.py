@@ -111,7 +111,7 @@ def explained(algorithm: Any) -> dict[str, str]:
     >>> print(explained(topk)["density=0.01"].partition(";")[0])
     The kept fraction k/n, in (0, 1]
     """
-    words: dict[str, str] = {}
+    words = {}
     for documented in reversed(getattr(algorithm, "__mro__", (algorithm,))):
         docstring = inspect.cleandoc(documented.__doc__ or "")
         for section in _ARGUMENTS.findall(f"{docstring}\n"):
@@ -140,7 +140,7 @@ def exchange(algorithm: Any) -> str:
 
 
 def _words(declared: Any) -> list[str]:
-    words: list[str] = []
+    words = []
     for field in dataclasses.fields(declared):
         value = getattr(declared, field.name)
         if isinstance(value, Enum):

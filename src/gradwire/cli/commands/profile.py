@@ -17,7 +17,7 @@ from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
-from ..report.links import Delay, Down, Jitter, Slow, Up
+from ..report.links import Delay, Down, Jitter, Slow, Up, line_row
 from ..report.output import AsJson, Fractions, emit, progress
 from ..report.table import Row, in_sections
 
@@ -118,8 +118,9 @@ def _cluster(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         for name, given in (("--hosts", hosts), ("options of links", links)):
             if given is not None:
-                accepted = "left out under torchrun"
-                raise invalid(name, given, accepted, "it measures its own ranks")
+                raise invalid(
+                    name, given, "left out under torchrun", "it measures its own ranks"
+                )
         from ...measure.group import launched_group
         from ...measure.links import measure_group_links
 
@@ -200,7 +201,7 @@ def _profiled(made: Made, iterations: int | None) -> Profile:
 
 
 def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> None:
-    sections: dict[str, list[Row]] = {}
+    sections = {}
     if measured is not None:
         sections[f"{measured.model}: {measured.source}"] = _layer_rows(measured)
     if cluster is not None:
@@ -238,15 +239,7 @@ def _layer_rows(measured: Profile) -> list[Row]:
 
 
 def _link_rows(cluster: Cluster) -> list[Row]:
-    return [
-        {
-            "name": verb,
-            "alpha_s": line.alpha_s,
-            "beta_s_per_byte": line.per_unit_s,
-            "fraction_residual": line.residual,
-        }
-        for verb, line in cluster.collectives.items()
-    ]
+    return [line_row(verb, line) for verb, line in cluster.collectives.items()]
 
 
 def _codec_rows(cluster: Cluster) -> list[Row]:

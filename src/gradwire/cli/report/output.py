@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from ...kernels.prebuilt import cpu_lines
 from ...version import __version__
 from . import table
 from .table import Row
@@ -78,8 +78,10 @@ def _plain_value(value: object) -> object:
 
 def machine() -> Row:
     """The things that figures depend on: processor, memory, system and versions."""
+    cpu = cpu_lines()
+    name = cpu.get("model name") or cpu.get("Model", "")
     return {
-        "cpu": cpu_model(),
+        "cpu": name.partition(": ")[2] or platform.processor() or platform.machine(),
         "num_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -87,16 +89,6 @@ def machine() -> Row:
         "torch": installed_version("torch"),
         "gradwire": __version__,
     }
-
-
-def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the system has it, or its kind where it has none."""
-    if listing.exists():
-        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model") and value.strip():
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def installed_version(distribution: str) -> str | None:

@@ -103,11 +103,11 @@ def partition_bounds(
     """
     count = world if partitions is None or world == 1 else partitions
     if count > world:
-        remedy = (
-            "leave it out for one a rank, or cut the gradient into several messages"
-        )
         raise invalid(
-            "partitions", partitions, f"at most one for each of {world} ranks", remedy
+            "partitions",
+            partitions,
+            f"at most one for each of {world} ranks",
+            "leave it out for one a rank, or cut the gradient into several messages",
         )
     return chunk_bounds(numel, count) + ((numel, numel),) * (world - count)
 

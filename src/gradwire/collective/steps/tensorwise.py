@@ -169,9 +169,11 @@ class Tensorwise(Compressor):
     def cut(self, flat_N: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a flat gradient, residual or mean, as views of it."""
         if flat_N.numel() != sum(self.sizes):
-            accepted = f"{sum(self.sizes)}, the sum over its tensors"
             raise invalid(
-                "elements of a message", flat_N.numel(), accepted, "pass all of them"
+                "elements of a message",
+                flat_N.numel(),
+                f"{sum(self.sizes)}, the sum over its tensors",
+                "pass all of them",
             )
         return flat_N.split_with_sizes(self.sizes)
 
@@ -312,7 +314,7 @@ def encode_each(
     """
     operands = zip(codecs, states, grads, residuals, buffers, strict=True)
     jobs = [_Job(*row) for row in operands]
-    encoded: list[tuple[Payload, State]] = []
+    encoded = []
     for codec, *parts in _batches(
         [(part_codec, *part) for job in jobs for part_codec, part in job.each()]
     ):

@@ -32,7 +32,7 @@ def slots(spans: Sequence[Span]) -> list[int]:
     """
     free: list[int] = []
     busy: list[tuple[float, int]] = []
-    chosen: list[int] = []
+    chosen = []
     for span in spans:
         while busy and busy[0][0] <= span.start_s + TOUCHING_S:
             heapq.heappush(free, heapq.heappop(busy)[1])
@@ -48,7 +48,7 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
     lanes: dict[tuple[int, str], list[Span]] = {place: [] for place in trace.lanes()}
     for span in trace.spans:
         lanes[span.rank, span.lane].append(span)
-    events: list[dict[str, Any]] = []
+    events = []
     for rank in sorted({span.rank for span in trace.spans}):
         events += _names("process", rank, 0, f"rank {rank}", rank)
     next_thread: dict[int, int] = {}

@@ -56,9 +56,11 @@ def check_entries(entries: Entries) -> None:
         or indices_K.dim() != 1
         or not indices_K.is_contiguous()
     ):
-        given = f"{tuple(indices_K.shape)} {indices_K.dtype}"
         raise invalid(
-            "indices_K", given, "a contiguous int32 vector", "convert it with .int()"
+            "indices_K",
+            f"{tuple(indices_K.shape)} {indices_K.dtype}",
+            "a contiguous int32 vector",
+            "convert it with .int()",
         )
     if values.numel() != indices_K.numel() * width or not values.is_contiguous():
         raise invalid(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import loader, serves_cpp
+from ..libraries import loader
 from .entries import Entries, check_entries, check_range, first_wrong
 
 _load_merge = loader("merge")
@@ -62,14 +62,13 @@ def merge(
         room = like.indices_K.new_empty(most), values
     places_K, values = room
     if min(places_K.numel(), values.numel() // width) < most or values.dtype != dtype:
-        given = f"{places_K.numel()} places, {values.numel()} values of {values.dtype}"
-        accepted = f"{most} places and units of {width} {dtype}"
-        raise invalid("room", given, accepted, "make it for the entries of all ranks")
-    library = (
-        _load_merge()
-        if serves_cpp(values, *(entries.values for entries in ranks))
-        else None
-    )
+        raise invalid(
+            "room",
+            f"{places_K.numel()} places, {values.numel()} values of {values.dtype}",
+            f"{most} places and units of {width} {dtype}",
+            "make it for the entries of all ranks",
+        )
+    library = _load_merge(values, *(entries.values for entries in ranks))
     if library is None:
         return _reference(ranks, num_places, scale, dtype)
     number = len(ranks)

@@ -92,9 +92,12 @@ def room_for(entries: Entries, room: Entries | None) -> Entries:
         )
     check_entries(room)
     if room.num != entries.num or room.values.dtype != entries.values.dtype:
-        given = f"{room.num} of {room.values.dtype}"
-        accepted = f"room for {entries.num} of {entries.values.dtype}"
-        raise invalid("room", given, accepted, "make it for these entries")
+        raise invalid(
+            "room",
+            f"{room.num} of {room.values.dtype}",
+            f"room for {entries.num} of {entries.values.dtype}",
+            "make it for these entries",
+        )
     return room
 
 

@@ -64,9 +64,11 @@ class Permutation:
 
     def __post_init__(self) -> None:
         if not 0 <= self.numel <= INT32_MAX:
-            accepted = f"0 to {INT32_MAX}, which int32 indices can address"
             raise invalid(
-                "numel of a permutation", self.numel, accepted, "cut it into chunks"
+                "numel of a permutation",
+                self.numel,
+                f"0 to {INT32_MAX}, which int32 indices can address",
+                "cut it into chunks",
             )
 
     @cached_property

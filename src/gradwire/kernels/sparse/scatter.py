@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import loader, serves_cpp
+from ..libraries import loader
 from .entries import Entries, Part, check_entries, num_units
 
 _load_scatter = loader("scatter")
@@ -28,7 +28,7 @@ def scatter_entries(
     check_entries(entries)
     _check_out(part, out_N, entries.width)
     local_K, values, width = entries
-    library = _load_scatter() if serves_cpp(values, out_N) else None
+    library = _load_scatter(values, out_N)
     if library is None:
         bad = _reference(entries, part, out_N, scale)
     else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from itertools import chain, permutations
 from math import inf
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -518,8 +518,12 @@ class Cluster(Stored):
         check_whole("ranks", ranks, "write --ranks 8", most=MOST_RANKS)
         check_rate(f"rate of a cluster scaled to {rate:g} bytes a second", scaled)
         if self.host is not None and ranks > 1 and ranks % self.host.num_ranks:
-            accepted = f"a multiple of the {self.host.num_ranks} ranks of a host"
-            raise invalid("ranks", ranks, accepted, "scale to whole hosts")
+            raise invalid(
+                "ranks",
+                ranks,
+                f"a multiple of the {self.host.num_ranks} ranks of a host",
+                "scale to whole hosts",
+            )
         source = (
             f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
             f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} "
@@ -528,12 +532,16 @@ class Cluster(Stored):
         )
         figures = (self.latencies_s, self.up_bytes_per_s, self.down_bytes_per_s)
         if ranks != self.num_ranks and max(map(len, figures)) > 1:
-            accepted = f"{self.num_ranks}, whose hosts have figures of their own"
-            raise invalid("ranks", ranks, accepted, "state a Cluster of these ranks")
+            raise invalid(
+                "ranks",
+                ranks,
+                f"{self.num_ranks}, whose hosts have figures of their own",
+                "state a Cluster of these ranks",
+            )
         host = (
             None if self.host is None else self.host.model_copy(update={"shares": {}})
         )
-        far: dict[str, Any] = {}
+        far = {}
         if latency_s is not None:
             remedy = "give the seconds of half a round trip"
             accepted = f"0 to {MOST_S:g} seconds"
@@ -690,12 +698,13 @@ class Cluster(Stored):
     def _check_of_messages(self, verb: str) -> None:
         """Refuses verbs that only shares have where hosts have several ranks."""
         if verb != "all_reduce":
-            accepted = (
+            raise invalid(
+                "verb",
+                verb,
                 "all_reduce, the only one of whole messages where hosts have "
-                "several ranks"
+                "several ranks",
+                "ask shares for a verb of shares, and within_line for the host",
             )
-            remedy = "ask shares for a verb of shares, and within_line for the host"
-            raise invalid("verb", verb, accepted, remedy)
 
     def line(self, verb: str) -> LineFit:
         """The cost of a verb by its size in bytes: as it was measured, else by formula.

@@ -76,7 +76,7 @@ def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     if verb == "broadcast":
         # All ranks post their receive when they begin.
         alpha_s = near.alpha_s + (num_hops + NOTES) * latency_s
-    samples: list[tuple[int, float]] = []
+    samples = []
     if ahead:
         samples = [(size, alpha_s + near.per_unit_s * size) for size in (1, ahead)]
         if is_straight(verb, AHEAD_BYTES, world, latency_s):

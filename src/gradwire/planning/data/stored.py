@@ -96,7 +96,7 @@ class Stored(Frozen):
 
 def check_once(what: str, names: Iterable[str]) -> None:
     """Refuses a name that is listed twice."""
-    seen: set[str] = set()
+    seen = set()
     for name in names:
         if name in seen:
             raise ValueError(f"{what} {name!r} is listed twice")
@@ -108,7 +108,7 @@ def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
     JSON readers keep the last of two equal keys and say nothing.
     """
-    values: dict[str, Any] = {}
+    values = {}
     for key, value in pairs:
         if key in values:
             raise ValueError(f"{key!r} is given twice in one object")

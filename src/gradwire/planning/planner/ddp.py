@@ -54,7 +54,7 @@ def ddp(
     """
     check_bytes("first_bucket_bytes", first_bucket_bytes)
     check_bytes("bucket_bytes", bucket_bytes)
-    closed: list[list[Chunk]] = []
+    closed = []
     filling: dict[str, list[Chunk]] = {}
     filled_bytes: dict[str, int] = {}
     limit_bytes: dict[str, int] = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from ..buckets import Bucket, buckets, whole_buckets
+from ..buckets import buckets, whole_buckets
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile
@@ -40,8 +40,8 @@ def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:
     True
     """
     ready_s = backward_ends(profile, cluster)
-    groups: list[list[Bucket]] = []
-    merging: list[Bucket] = []
+    groups = []
+    merging = []
     link = Lane()
     backward = list(reversed(buckets(profile)))
     for bucket, following in zip_longest(backward, backward[1:]):

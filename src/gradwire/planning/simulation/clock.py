@@ -344,7 +344,7 @@ class Demand:
     ) -> list[Timing]:
         """The times on every rank; the rest is as for ``Iteration.timings``."""
         cluster = self.iteration.cluster
-        known = dict[object, list[tuple[Superstep, ...]]]()
+        known = {}
         tariffs = {name: self._tariff(name) for name in self.exchanges}
         every: list[list[tuple[Superstep, ...]]] = [
             [] for _ in range(cluster.num_ranks)
@@ -437,7 +437,7 @@ def encode_s(supersteps: tuple[Superstep, ...]) -> float:
 
 def without_encode(supersteps: tuple[Superstep, ...]) -> tuple[Superstep, ...]:
     """A message's supersteps without the encodes before its first transfer."""
-    without = list[Superstep]()
+    without = []
     is_ahead = True
     for superstep in supersteps:
         is_ahead = is_ahead and not superstep.wire

@@ -233,9 +233,11 @@ If each sends to each, a step has a million sends.
 def check_played(exchange: Exchange, world: int) -> None:
     """Refuses more ranks than can be played one by one."""
     if world > MOST_PLAYED:
-        accepted = f"at most {MOST_PLAYED}, since each rank is simulated"
         raise invalid(
-            f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans"
+            f"ranks of {exchange!r}",
+            world,
+            f"at most {MOST_PLAYED}, since each rank is simulated",
+            "simulate fewer, or dense plans",
         )
 
 

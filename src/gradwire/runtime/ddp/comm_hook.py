@@ -116,9 +116,11 @@ def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
 
     def join_hook(**kwargs: Any) -> Any:
         if not kwargs.get("divide_by_initial_world_size", True):
-            accepted = "True for a DDP model whose gradients gradwire averages"
             raise invalid(
-                "divide_by_initial_world_size", False, accepted, "leave it out"
+                "divide_by_initial_world_size",
+                False,
+                "True for a DDP model whose gradients gradwire averages",
+                "leave it out",
             )
         return own(**kwargs)
 

@@ -346,7 +346,7 @@ class Streams:
         with it.
         """
         with ExitStack() as stack:
-            used: dict[torch.device, tuple[Accelerator, Stream]] = {}
+            used = {}
             for event in events:
                 if event.device not in used:
                     side = self.side(event.device)

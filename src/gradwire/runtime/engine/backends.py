@@ -85,11 +85,13 @@ def choose(
         if first < rank
     ]
     if why and backend == "nccl":
-        remedy = (
+        raise invalid(
+            "backend",
+            backend,
+            f"'auto' or 'gloo' where {why[0]}",
             "leave it out, or give each rank a CUDA device of its own and a torch "
-            "with NCCL"
+            "with NCCL",
         )
-        raise invalid("backend", backend, f"'auto' or 'gloo' where {why[0]}", remedy)
     if why:
         return False, False, why[0]
     return ranks_per_host > 1, None if backend == "auto" else backend == "nccl", ""

@@ -285,20 +285,23 @@ class Engine:
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; called between two steps."""
-        try:
-            broadcast_all(tensors, self.routes.first_channel, src=source)
-        except RuntimeError as error:
-            raise self.unreachable("broadcast", error) from error
+        channel = self.routes.first_channel
+        self._carry("broadcast", partial(broadcast_all, tensors, channel, src=source))
 
     def rows(self, own_N: Tensor) -> Tensor:
         """All ranks' tensors of one length, in rank order; between two steps."""
         rows_WN = own_N.new_empty(self.world, own_N.numel())
         gather = AllGather(rows_WN.view(-1), own_N)
-        try:
-            carry_out([gather], [self.routes.first_channel])
-        except RuntimeError as error:
-            raise self.unreachable("all_gather", error) from error
+        channel = self.routes.first_channel
+        self._carry("all_gather", partial(carry_out, [gather], [channel]))
         return rows_WN
+
+    def _carry(self, name: str, work: Callable[[], object]) -> None:
+        """Does an operation between two steps, which may reach no ranks."""
+        try:
+            work()
+        except RuntimeError as error:
+            raise self.unreachable(name, error) from error
 
     def use(self, credit: int) -> None:
         """Has messages take the first ``credit`` channels from now on, as in a plan.
@@ -398,7 +401,7 @@ class Engine:
         self.refuse_copy()  # in a forked process, locks may be held for ever
         over = threading.Lock()  # an Event takes ten times as long
         over.acquire()
-        ended = list[BaseException | None]()
+        ended = []
 
         def end(failure: BaseException | None) -> None:
             ended.append(failure)
@@ -772,10 +775,10 @@ class Driver:
         if self.slots is not None:
             network, in_slots = self._in_slots(network, self.slots)
         apart = computes
-        wire: list[Task] = []
+        wire = []
         if network:
             channel = self.routes.of(network, self.index, self.lane)[0]
-            beside: list[Task] = []
+            beside = []
             is_carried = not is_begun(network, channel)
             if is_carried and all(map(self._computes_here, computations)):
                 beside = computes
@@ -789,8 +792,8 @@ class Driver:
     ) -> tuple[list[Communication], list[Task]]:
         """The verbs that wait for the message's turn, and the tasks of the others."""
         group = self.routes.groups[Among.RANKS]
-        left: list[Communication] = []
-        tasks: list[Task] = []
+        left = []
+        tasks = []
         for asked in network:
             with as_on_a_lane():
                 verbs = as_sends(asked, group.rank, group.world)

@@ -116,8 +116,9 @@ def announced_by(engine: Engine, src: int, own: Any) -> Any:
     end = engine.launch(0, "state", steps(), CONTROL)
     engine.wait([end])
     if not end.result.numel():
-        why = f"rank {src} cannot send its state; see the error of that rank"
-        raise failure or InvalidSetting(why)
+        raise failure or InvalidSetting(
+            f"rank {src} cannot send its state; see the error of that rank"
+        )
     return _unpacked(end.result)
 
 

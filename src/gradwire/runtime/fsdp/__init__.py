@@ -137,20 +137,27 @@ def _modules(model: nn.Module) -> list[Any]:
     """
     modules = sharded_modules(model) if isinstance(model, nn.Module) else []
     if not modules:
-        remedy = (
-            "apply fully_shard() first, or use gw.attach for what is whole on each rank"
-        )
         raise invalid(
-            "model", type(model).__name__, "one that fully_shard() has cut", remedy
+            "model",
+            type(model).__name__,
+            "one that fully_shard() has cut",
+            "apply fully_shard() first, or use gw.attach for what is whole on each "
+            "rank",
         )
     for module in modules:
         if not hasattr(module, "set_reduce_scatter_unused_params"):
-            needed = "2.13 or newer: set_reduce_scatter_unused_params() is asked for"
-            raise invalid("torch", torch.__version__, needed, "update torch")
-        if len(groups_of(module)) > 1:
-            accepted = "one mesh for each module"
             raise invalid(
-                "model", "a module cut on several", accepted, "leave them to FSDP"
+                "torch",
+                torch.__version__,
+                "2.13 or newer: set_reduce_scatter_unused_params() is asked for",
+                "update torch",
+            )
+        if len(groups_of(module)) > 1:
+            raise invalid(
+                "model",
+                "a module cut on several",
+                "one mesh for each module",
+                "leave them to FSDP",
             )
         if any(
             isinstance(group._reduce_scatter_comm, PayloadReduceScatter)
@@ -190,9 +197,12 @@ def _columns(module: Any, params: Mapping[str, Any], world: int) -> list[Column]
             continue  # frozen
         param = params[name]
         if not param.placements[0].is_shard(0):
-            accepted = "cut along their first dimension"
-            remedy = "leave out shard_placement_fn"
-            raise invalid(f"placement of {name}", param.placements, accepted, remedy)
+            raise invalid(
+                f"placement of {name}",
+                param.placements,
+                "cut along their first dimension",
+                "leave out shard_placement_fn",
+            )
         shape = tuple(param.shape)
         size = -(-shape[0] // world) * prod(shape[1:])
         columns.append(Column(name, shape, place, place + size))

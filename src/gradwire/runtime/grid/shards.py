@@ -42,9 +42,11 @@ def one_dimension(setting: str, value: Any, kind: str, place: int) -> Any:
     if isinstance(value, int) and value == dist.GroupMember.NON_GROUP_MEMBER:
         raise outside_of(setting)
     if not isinstance(value, DeviceMesh):
-        accepted = "a process group this rank is in, or one dimension of a mesh"
         raise invalid(
-            setting, value, accepted, "attach on its ranks only, or leave it out"
+            setting,
+            value,
+            "a process group this rank is in, or one dimension of a mesh",
+            "attach on its ranks only, or leave it out",
         )
     if value.ndim != 1:
         shown = f"a mesh of {value.ndim} dimensions"
@@ -124,8 +126,12 @@ def join_mesh(mesh: Any, group: Group | None, timeout: timedelta) -> Membership:
         given = mesh
         if isinstance(mesh, DeviceMesh):
             given = f"dimensions {mesh.mesh_dim_names}"
-        accepted = f"a DeviceMesh of the dimensions {DIMENSIONS}, or {TORCHRUN!r}"
-        raise invalid("mesh", given, accepted, _REMEDY)
+        raise invalid(
+            "mesh",
+            given,
+            f"a DeviceMesh of the dimensions {DIMENSIONS}, or {TORCHRUN!r}",
+            _REMEDY,
+        )
     ranks = mesh.mesh.flatten().tolist()
     if ranks != sorted(ranks):
         raise invalid("mesh", ranks, "ranks numbered host after host", _REMEDY)
@@ -159,14 +165,20 @@ def ranks_of_each_host(mesh: Any, who: Membership) -> int:
     place = _variable(names[1])
     remedy = "start as many ranks on every host, or give attach a DeviceMesh"
     if who.world != dist.get_world_size() or size < 1 or who.world % size:
-        accepted = f"a divisor of {who.world}, the number of ranks, all of which attach"
-        raise invalid(names[0], size, accepted, remedy)
-    if place != who.rank % size:
-        accepted = (
-            f"{who.rank % size} on rank {who.rank} of hosts of {size} ranks, host "
-            "after host"
+        raise invalid(
+            names[0],
+            size,
+            f"a divisor of {who.world}, the number of ranks, all of which attach",
+            remedy,
         )
-        raise invalid(names[1], place, accepted, remedy)
+    if place != who.rank % size:
+        raise invalid(
+            names[1],
+            place,
+            f"{who.rank % size} on rank {who.rank} of hosts of {size} ranks, host "
+            "after host",
+            remedy,
+        )
     return size
 
 

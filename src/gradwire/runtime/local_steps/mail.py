@@ -17,12 +17,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from ...exchange.rounds import Contribution, Merge, Pull, Push
+from ...exchange.rounds import Contribution, Merge, Opening, Pull, Push
 from ..transport.direct import PIECE_BYTES
 from ..transport.wire import Channel
 
@@ -54,10 +54,8 @@ class Leaving(NamedTuple):
     """The last message of a rank that detaches."""
 
 
-RoundMessage = Push | Pull | Merge | Note | Drained | Leaving
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Push, Pull, Merge, Note, Drained, Leaving)
-}
+RoundMessage = Push | Opening | Pull | Merge | Note | Drained | Leaving
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(RoundMessage)}
 
 
 def _head_bytes(world: int) -> int:

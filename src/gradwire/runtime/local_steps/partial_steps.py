@@ -216,9 +216,9 @@ class PartialSteps(LocalSteps):
             weights = self._rules.weights
             raise invalid(f"tokens under weights={weights!r}", 0, "1 or more", remedy)
         for _ in range(num_steps):
-            pushes = self._at_border(partial(self._rounds.border, tokens=self._tokens))
+            border = partial(self._rounds.border, tokens=self._tokens)
             self._tokens = 0
-            self._service.push(pushes)
+            self._service.ask(self._at_border(border))
         self._local_step = self._rounds.step
         self._engine.show_local_step(self._local_step)
         sent_bytes = self._service.sent_bytes
@@ -267,7 +267,7 @@ class PartialSteps(LocalSteps):
             return
         pushes = self._at_border(self._rounds.begin_last)
         self._service.go_on()
-        self._service.push(pushes)
+        self._service.ask(pushes)
         self._service.wait_for(
             lambda: not self._awaited(), self._settle, needed=self._awaited
         )

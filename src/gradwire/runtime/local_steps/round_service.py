@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from ...errors import ExitCode
-from ...exchange.rounds import Answer, Merge, PartialRounds, Pull, Push
+from ...exchange.rounds import Answer, Merge, PartialRounds, Request
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
 from ..transport.wire import as_on_a_lane, in_background
@@ -70,10 +70,10 @@ class RoundService:
         """The bytes that this rank has sent for its rounds."""
         return self._mail.sent_bytes if self._mail else 0
 
-    def push(self, pushes: Iterable[Push]) -> None:
-        """Sends pushes to the owners of their fragments, beside training."""
-        for push in pushes:
-            self._send(push.fragment % self._engine.world, push)
+    def ask(self, requests: Iterable[Request]) -> None:
+        """Sends requests to the owners of their fragments, beside training."""
+        for request in requests:
+            self._send(request.fragment % self._engine.world, request)
 
     def check(self) -> None:
         """Raises if the run has failed, or a rank has left without the others."""
@@ -207,7 +207,7 @@ class RoundService:
                 self._note_drained(src)
             case Leaving():
                 self._left.add(src)
-            case Push() | Pull() | Merge():
+            case _:
                 self._answer(self.rounds.receive(message, time.monotonic()))
         self._news.set()
 

@@ -341,8 +341,8 @@ class Overlap:
     def _ask(self) -> None:
         """Notes the step for pending gradients, and makes it for the others."""
         asked = self._stepper.record()
-        due: dict[str, int] = {}
-        plain: list[Tensor] = []
+        due = {}
+        plain = []
         for param in asked.group_of:
             grad = param.grad
             name = self._names.get(param, "")

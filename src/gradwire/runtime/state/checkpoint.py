@@ -90,7 +90,7 @@ def shared_values(
     """
     parts = [part for exchange in exchanges for part in nested(exchange)]
     deciding = {name for part in parts for name in part.decides_by}
-    texts: dict[str, str] = {}
+    texts = {}
     for key, of in (("params", ""), ("messages", "the message of ")):
         for name, fields in saved[key].items():
             for path, tensor in fields.items():
@@ -154,7 +154,7 @@ def collect(
 
 def residuals(messages: Sequence[Message]) -> dict[str, Tensor]:
     """The sum of each parameter's residuals, where it has any, by name."""
-    tensors = dict[str, Tensor]()
+    tensors = {}
     numels = _numels(messages)
     for message in messages:
         for residual, slot in product(

@@ -32,7 +32,7 @@ from ..engine.plain import packed, read_packed, receive, send
 from ..liveness.alarm import listed
 from ..liveness.membership import Membership
 from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S
-from ..transport.wire import Channel, carry_out, in_background, open_channels
+from ..transport.wire import carry_out, in_background, open_channels
 from .table import described
 
 SILENCE_S = STORE_PATIENCE_S
@@ -182,11 +182,11 @@ class JointCall:
                     f"without {self._call}, which rank {self._engine.rank} has called",
                 )
             if signs[rank].still_s > SILENCE_S:
-                text = (
+                raise self._lose(
+                    (rank,),
                     f"rank {rank} of {self._engine.world} stopped answering before "
-                    f"{self._call}"
+                    f"{self._call}",
                 )
-                raise self._lose((rank,), text)
 
     def _lose(self, ranks: tuple[int, ...], text: str) -> BaseException:
         how = (
@@ -207,7 +207,7 @@ class JointCall:
         engine = self._engine
         if who.world == 1:
             return [state]
-        opened: list[Channel] = []
+        opened = []
 
         def travel() -> list[dict[str, Any]]:
             # The last rank waits for its turn while all others send theirs.

@@ -36,8 +36,12 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
     if not is_pair or not all(
         type(load) is int and 0 <= load < _LOADS_END for load in loads
     ):
-        accepted = f"two integers from 0 to {_LOADS_END - 1}"
-        raise invalid(f"loads of {whose}", loads, accepted, DAMAGED)
+        raise invalid(
+            f"loads of {whose}",
+            loads,
+            f"two integers from 0 to {_LOADS_END - 1}",
+            DAMAGED,
+        )
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

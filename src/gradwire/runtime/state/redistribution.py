@@ -57,9 +57,11 @@ def redistribute(
         or ranks_per_host < 1
         or world_size % ranks_per_host
     ):
-        accepted = f"a divisor of world_size, {world_size}"
         raise invalid(
-            "ranks_per_host", ranks_per_host, accepted, "leave it out without mesh="
+            "ranks_per_host",
+            ranks_per_host,
+            f"a divisor of world_size, {world_size}",
+            "leave it out without mesh=",
         )
     olds = _of_one_moment(state_dicts)
     return [_part(olds, rank, world_size, ranks_per_host) for rank in range(world_size)]
@@ -110,9 +112,11 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
         check_form(state_dict, f"state_dicts[{place}]")
     shards = sorted({state_dict["shard"] for state_dict in state_dicts})
     if len(shards) > 1:
-        accepted = "those of ranks that hold the same part of every layer"
         raise invalid(
-            "state_dicts", shards, accepted, "redistribute each part's by itself"
+            "state_dicts",
+            shards,
+            "those of ranks that hold the same part of every layer",
+            "redistribute each part's by itself",
         )
     olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
     count = olds[0]["world_size"] if olds else 1
@@ -127,9 +131,12 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
     announced = {old["rank"]: described(old) for old in olds}
     refuse_differences(announced, "rank", how, remedy, first_difference)
     if count % (per_host := olds[0]["ranks_per_host"]):
-        accepted = f"a divisor of its world_size, {count}"
-        remedy = "load an undamaged checkpoint"
-        raise invalid("ranks_per_host of a state_dict", per_host, accepted, remedy)
+        raise invalid(
+            "ranks_per_host of a state_dict",
+            per_host,
+            f"a divisor of its world_size, {count}",
+            "load an undamaged checkpoint",
+        )
     return olds
 
 

@@ -55,12 +55,11 @@ class Owners(NamedTuple):
         meshes: Any = {p.device_mesh for p in self.params.values() if is_dtensor(p)}  # type: ignore[attr-defined]
         if len(meshes) > 1 or any(mesh.ndim > 1 for mesh in meshes):
             shown = sorted(map(str, meshes))
-            remedy = "save a file a rank, by state_dict()"
             raise invalid(
                 "model",
                 f"one cut on {shown}",
                 "cut on one mesh of one dimension",
-                remedy,
+                "save a file a rank, by state_dict()",
             )
         return next(iter(meshes), None)
 
@@ -117,9 +116,11 @@ def sharded_state(
             "state_dict() on each rank"
         )
     if owners.part[1] == 1 and saved["shard"] not in ("", "part 0 of 1"):
-        remedy = "save a file a rank, by state_dict()"
         raise invalid(
-            "shards", saved["shard"], "None, or parameters that are DTensors", remedy
+            "shards",
+            saved["shard"],
+            "None, or parameters that are DTensors",
+            "save a file a rank, by state_dict()",
         )
     if saved_by is not None:
         remedy = (
@@ -220,8 +221,12 @@ def own_part(owners: Owners, gathered: Any, origin: Origin) -> Any:
     place = f"{owners.replica % replicas}, {part}" if is_cut_alike else "0, 0"
     places: Any = rest.get("places")
     if not isinstance(places, dict) or not isinstance(places.get(place), dict):
-        accepted = f"those of all {replicas * rest['parts']} ranks that saved"
-        raise invalid("places of the state", f"none of {place}", accepted, _DAMAGED)
+        raise invalid(
+            "places of the state",
+            f"none of {place}",
+            f"those of all {replicas * rest['parts']} ranks that saved",
+            _DAMAGED,
+        )
     found = {
         **origin._asdict(),
         **{key: rest[key] for key in _ONCE if key in rest},
@@ -263,9 +268,12 @@ def _sum_of_rows(what: str, rows: Any, replicas: int, owners: Owners) -> Tensor:
     if not isinstance(rows, Tensor) or rows.is_meta or not rows.dim():
         raise invalid(what, type(rows).__name__, "a tensor of rows", _DAMAGED)
     if rows.shape[0] != replicas:
-        remedy = f"load into handle.sharded_state(saved_by={replicas})"
-        accepted = f"{replicas}, as many as were saved"
-        raise invalid(f"rows of {what}", rows.shape[0], accepted, remedy)
+        raise invalid(
+            f"rows of {what}",
+            rows.shape[0],
+            f"{replicas}, as many as were saved",
+            f"load into handle.sharded_state(saved_by={replicas})",
+        )
     local = shard_of(rows)
     like = local.new_zeros(local.shape[1:].numel())
     values = {place: row.reshape(-1) for place, row in enumerate(local)}
@@ -277,10 +285,9 @@ def _rest_of(state: Mapping[str, Any]) -> dict[str, Any]:
     try:
         rest: Any = read_packed(io.BytesIO(state[_REST]))
     except Exception as error:  # whatever torch.load raises for damaged bytes
-        text = (
+        raise InvalidSetting(
             f"the rest of the state cannot be read ({type(error).__name__}); {_DAMAGED}"
-        )
-        raise InvalidSetting(text) from error
+        ) from error
     form = rest.get("form") if isinstance(rest, dict) else type(rest).__name__
     if form != _FORM:
         raise invalid("form of the state", form, _FORM, "save it with this version")

@@ -160,14 +160,18 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
 def _check_fields_form(state: Any, whose: str) -> None:
     """Raises ``InvalidSetting`` unless ``state`` has dicts of tensors, by strings."""
     if not is_tree(state):
-        accepted = "a dict of dicts of tensors, by texts"
-        raise invalid(whose, type(state).__name__, accepted, _REMEDY)
+        raise invalid(
+            whose, type(state).__name__, "a dict of dicts of tensors, by texts", _REMEDY
+        )
     for name, fields in state.items():
         for path, value in fields.items():
             if (kind := _unfit(value)) is not None:
-                what = f"{path} of {name} in {whose}"
-                accepted = "a plain, dense tensor with values"
-                raise invalid(what, kind, accepted, _REMEDY)
+                raise invalid(
+                    f"{path} of {name} in {whose}",
+                    kind,
+                    "a plain, dense tensor with values",
+                    _REMEDY,
+                )
 
 
 def is_tree(value: Any) -> bool:
@@ -201,8 +205,12 @@ def check_layout(
             f"{list(shape)}; load the state of the same model and exchange"
         )
     if tensor.dtype != dtype:
-        remedy = "load the state of a model of the same dtypes"
-        raise invalid(f"dtype of {what}", tensor.dtype, str(dtype), remedy)
+        raise invalid(
+            f"dtype of {what}",
+            tensor.dtype,
+            str(dtype),
+            "load the state of a model of the same dtypes",
+        )
 
 
 def refuse_values(what: str, tensor: Tensor, fresh: Tensor | None = None) -> None:
@@ -216,8 +224,12 @@ def refuse_values(what: str, tensor: Tensor, fresh: Tensor | None = None) -> Non
     if is_usual or not wrong.any():
         return
     accepted = "finite" if tensor.is_floating_point() else f"0 to {MOST_COUNTED}"
-    remedy = "load an older checkpoint, as this one is damaged"
-    raise invalid(what, tensor[wrong][0].item(), accepted, remedy)
+    raise invalid(
+        what,
+        tensor[wrong][0].item(),
+        accepted,
+        "load an older checkpoint, as this one is damaged",
+    )
 
 
 def copied(old: Any) -> Any:
@@ -243,8 +255,12 @@ def summed(
     """
     is_alone = len(values) == factor == 1
     if like.dtype not in _SUMMED and (like.is_floating_point() or not is_alone):
-        remedy = "go on with as many ranks as saved it"
-        raise invalid(f"dtype of {what}", like.dtype, "a floating-point one", remedy)
+        raise invalid(
+            f"dtype of {what}",
+            like.dtype,
+            "a floating-point one",
+            "go on with as many ranks as saved it",
+        )
     parts = {rank: part.detach().cpu() for rank, part in values.items()}
     for rank, part in parts.items():
         refuse_values(f"{what} of rank {rank}", part)

@@ -176,8 +176,8 @@ class GradientBuffer:
         self, places: Iterable[int], grads: Grads
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the buffer, and the ranges of gradients that go there, by slot."""
-        views: list[Tensor] = []
-        ranges: list[Tensor] = []
+        views = []
+        ranges = []
         for place in places:
             slot = self._slots[place]
             grad = grads[slot.name]

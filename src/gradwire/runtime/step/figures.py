@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ...contract import Member, Selection, State
 from ...contract.bounds import check_whole
-from ...contract.figures import Imbalance
 from ...contract.state import leaves
 from ...contract.thread_scratch import thread_scratch_bytes
 from ...contract.trace.span import Span, StepDensity, Trace
@@ -178,7 +177,7 @@ def adapted(messages: Iterable[Message]) -> dict[str, str]:
 
     Empty without ``adapt``.
     """
-    found: dict[str, str] = {}
+    found = {}
     for message in messages:
         if message.chooser is not None:
             settings = message.chooser.settings(message.state)
@@ -193,7 +192,7 @@ def spread(messages: Iterable[Any]) -> dict[str, Any]:
     cut into parts).
     """
     ways: dict[str, str] = {}
-    parts: list[Imbalance] = []
+    parts = []
     for message in messages:
         member = message.member
         if member.way:
@@ -261,7 +260,7 @@ def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
     Each comes with the norm of its residual over that of its gradient in the last step
     that noted norms.
     """
-    found: list[tuple[str, float]] = []
+    found = []
     for message in messages:
         kept = list(residuals(message.state).values())
         if not kept or not message.norms:  # none were noted yet
@@ -389,8 +388,8 @@ class Log:
         """
         row = self._recorder.since(self._snapshot)
         del row["steps"]
-        owed: list[float] = []
-        norms: list[float] = []
+        owed = []
+        norms = []
         for message in messages:
             kept = residuals(message.state)
             owed += [float(part.norm()) for part in kept.values()]
@@ -435,13 +434,13 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
         return lambda step, row: [of(name).set(value) for name, value in row.items()]
     if _takes(to, 0, {}):
         return to  # type: ignore[no-any-return]
-    accepted = (
+    raise invalid(
+        "the first argument of log_to",
+        to,
         "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus gauge with "
         "one label, a Lightning logger, an Accelerator, or a function of a step and a "
-        "dict of figures"
-    )
-    raise invalid(
-        "the first argument of log_to", to, accepted, "pass one of these, or None"
+        "dict of figures",
+        "pass one of these, or None",
     )
 
 

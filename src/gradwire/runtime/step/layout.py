@@ -65,7 +65,7 @@ class MessageLayout:
         rank: int,
     ) -> None:
         self.slots: list[Slot] = []
-        shapes: list[tuple[int, ...]] = []
+        shapes = []
         end = 0
         for one in ranges:
             start = end

@@ -78,9 +78,12 @@ def _refuse_no_module(model: nn.Module) -> None:
         )
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     if isinstance(inner, torch.jit.ScriptModule):
-        accepted = "a module that takes hooks, as no module of TorchScript does"
-        remedy = "write nn.Sequential(scripted), for DDP too, or leave torch.jit out"
-        raise invalid("model", type(inner).__name__, accepted, remedy)
+        raise invalid(
+            "model",
+            type(inner).__name__,
+            "a module that takes hooks, as no module of TorchScript does",
+            "write nn.Sequential(scripted), for DDP too, or leave torch.jit out",
+        )
 
 
 def _refuse_no_group() -> None:
@@ -206,12 +209,13 @@ def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
         return ddp
     _refuse_ddp_inside(ddp)
     if ddp.static_graph or ddp.parameters_to_ignore or ddp._delay_all_reduce_params:
-        accepted = "one without static_graph, ignored parameters and delayed parameters"
-        remedy = "leave these settings out when DDP is made"
         raise invalid(
-            "model", "a DistributedDataParallel with one of them", accepted, remedy
+            "model",
+            "a DistributedDataParallel with one of them",
+            "one without static_graph, ignored parameters and delayed parameters",
+            "leave these settings out when DDP is made",
         )
-    found: list[bool] = []
+    found = []
 
     def before(module: Any, args: Any) -> None:
         found.append(module.require_backward_grad_sync)
@@ -275,9 +279,11 @@ def _refuse_sharded(model: nn.Module) -> None:
     for path, module in model.named_modules():
         where = path or type(module).__name__
         if _is_fsdp(module):
-            accepted = "one that is whole on each rank, or sharded by fully_shard()"
             raise invalid(
-                "model", f"{where} in FullyShardedDataParallel", accepted, _BY_FSDP2
+                "model",
+                f"{where} in FullyShardedDataParallel",
+                "one that is whole on each rank, or sharded by fully_shard()",
+                _BY_FSDP2,
             )
         if "replicate" in _registry(module):
             raise InvalidSetting(
@@ -311,28 +317,35 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
         kind = type(tensor)
         is_plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
         if is_lazy(tensor):
-            remedy = (
-                "run one forward pass, which gives lazy parameters their shape, "
-                "then attach"
-            )
-            raise invalid(name, kind.__name__, "a tensor with a shape", remedy)
-        if not is_plain and (is_ddp or not is_dtensor(tensor)):
-            remedy = (
-                "give the model plain tensors; those of DTensors are attached "
-                "without DDP"
-            )
             raise invalid(
-                name, kind.__name__, "a plain tensor, whole on each rank", remedy
+                name,
+                kind.__name__,
+                "a tensor with a shape",
+                "run one forward pass, which gives lazy parameters their shape, "
+                "then attach",
+            )
+        if not is_plain and (is_ddp or not is_dtensor(tensor)):
+            raise invalid(
+                name,
+                kind.__name__,
+                "a plain tensor, whole on each rank",
+                "give the model plain tensors; those of DTensors are attached "
+                "without DDP",
             )
         if tensor.is_meta:
-            remedy = (
-                "give the model its values first (to_empty() and its initialisation)"
+            raise invalid(
+                f"device of {name}",
+                "meta",
+                "one that holds values",
+                "give the model its values first (to_empty() and its initialisation)",
             )
-            raise invalid(f"device of {name}", "meta", "one that holds values", remedy)
         if tensor.is_quantized or tensor.layout is not torch.strided:
-            given = f"{tensor.dtype} in the layout {tensor.layout}"
-            remedy = "call its dequantize() or to_dense()"
-            raise invalid(name, given, "a dense tensor of plain numbers", remedy)
+            raise invalid(
+                name,
+                f"{tensor.dtype} in the layout {tensor.layout}",
+                "a dense tensor of plain numbers",
+                "call its dequantize() or to_dense()",
+            )
 
 
 def _refuse_ddp_inside(model: nn.Module) -> None:
@@ -437,12 +450,12 @@ def refuse_grad_dtype(name: str, param: Tensor, given: torch.dtype | None) -> No
     and a gradient shows which it has.
     """
     if given not in (None, param.dtype):
-        remedy = (
-            "leave grad_dtype as it is, or keep the parameter in that dtype and "
-            "compute in autocast"
-        )
         raise invalid(
-            f"grad_dtype of parameter {name}", given, f"{param.dtype}, its own", remedy
+            f"grad_dtype of parameter {name}",
+            given,
+            f"{param.dtype}, its own",
+            "leave grad_dtype as it is, or keep the parameter in that dtype and "
+            "compute in autocast",
         )
 
 

@@ -36,12 +36,14 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
                 at == (step, engine.num_calls - 1) and place.launched >= num_messages
             )
             if is_whole or place.step > step:
-                text = (
+                raise engine.lose(
+                    (engine.rank,),
+                    step,
                     f"rank {rank} of {who.world} has all its gradients of this step, "
-                    f"and {mine}"
+                    f"and {mine}",
+                    "all ranks must repeat it, or none",
+                    ExitCode.MISTAKE,
                 )
-                how = "all ranks must repeat it, or none"
-                raise engine.lose((engine.rank,), step, text, how, ExitCode.MISTAKE)
         engine.refuse_silence(step)
 
     try:
@@ -51,6 +53,10 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
         if error.step >= 0:
             raise  # all know it
         absent = who.in_group(error.ranks)
-        text = f"{mine}, and rank {', '.join(map(str, absent))} of {who.world} does not"
-        how = f"it waited for {engine.timeout}"
-        raise engine.lose(absent, step, text, how, ExitCode.MISTAKE) from error
+        raise engine.lose(
+            absent,
+            step,
+            f"{mine}, and rank {', '.join(map(str, absent))} of {who.world} does not",
+            f"it waited for {engine.timeout}",
+            ExitCode.MISTAKE,
+        ) from error

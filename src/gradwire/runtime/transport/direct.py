@@ -195,7 +195,7 @@ class HostChannel(ProcessGroupGloo):
 
     def begin_sends(self, parts: Sequence[tuple[int, Tensor]]) -> list[Sent]:
         """Sends each part to the rank before it."""
-        rooms: dict[int, Tensor] = {}
+        rooms = {}
         sends = []
         for dst, part in parts:
             size_bytes = room_bytes(part.nbytes, self.size())
@@ -218,7 +218,7 @@ class HostChannel(ProcessGroupGloo):
 
     def end_sends(self, sends: Sequence[Sent]) -> None:
         """Waits until parts are sent, and frees their rooms."""
-        rooms: dict[int, Tensor] = {}
+        rooms = {}
         for work, room in sends:
             work.wait()
             if room is not None:

@@ -200,7 +200,7 @@ class TaskManager:
             if self._stopped:
                 return []
             self._num_begun += 1
-        freed: list[Task] = []
+        freed = []
         beginning = threading.get_ident()
         start_s = self._clock()
 

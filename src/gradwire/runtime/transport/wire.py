@@ -426,7 +426,7 @@ class Routes:
 
     def all_channels(self) -> list[Channel]:
         """Every channel that is open."""
-        channels: list[Channel] = []
+        channels = []
         for group in tuple(self.groups.values()):
             channels += group.channels
             if group.direct:
@@ -435,7 +435,7 @@ class Routes:
 
     def clear(self) -> None:
         """Gives all channels back."""
-        channels: list[Channel] = []
+        channels = []
         while self.groups:
             group = self.groups.popitem()[1]
             group.close_direct()

@@ -109,8 +109,8 @@ def survey(
     if profile.sparsity is not None and profile.sparsity.compressor is None:
         other = SparsePart.of(profile, cluster)
         parts += [other] if len(other.messages) > len(sparse.messages) else []
-    exact = list[PricedPlan]()
-    lossy = list[PricedPlan]()
+    exact = []
+    lossy = []
     for part in parts:
         for name, made in _dense(part.rest, cluster, overlap_forward):
             exact.append(_priced(name, part.beside(made), profile, cluster))

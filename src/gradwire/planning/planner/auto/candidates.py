@@ -208,7 +208,7 @@ class Blend:
         length = max(1, -(-total // count // even) * even)
         for same_dtype in by_dtype.values():
             filled = 0
-            chunks = list[Chunk]()
+            chunks = []
             for name in same_dtype:
                 start = 0
                 stop = self.tensors[name].numel

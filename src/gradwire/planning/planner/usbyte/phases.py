@@ -119,7 +119,7 @@ class Instance:
         """Every bucket whole: in backward order until the backward pass ends, then in
         forward order (theorem 1).
         """
-        blocks: list[UnequalBlock] = []
+        blocks = []
         link = Lane()
         coming = list(range(len(self.layer)))
         while coming:
@@ -138,7 +138,7 @@ class Instance:
 
         Counts in ``sent`` what it sends.
         """
-        blocks: list[UnequalBlock] = []
+        blocks = []
         waiting: list[tuple[int, int]] = []  # a heap of (place, bucket)
         coming = len(self.layer) - 1
         began_s = 0.0

@@ -1,0 +1,21 @@
+"""Values that collectives which sum on the way have divided by the world size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+from ..contract import Compressor
+from ..contract.bounds import check_prescale
+
+
+class Prescaled(Compressor):
+    """A compressor with a setting ``prescale``: the factor of values on the wire."""
+
+    prescale: float
+
+    def __post_init__(self) -> None:
+        check_prescale(f"{type(self).__name__} prescale", self.prescale)
+
+    def for_world(self, world: int, rank: int = 0) -> Self:
+        return replace(self, prescale=1 / world)  # type: ignore[type-var]
