@@ -1142,6 +1142,11 @@ class PartialRounds:
         return [learner.push(param_N, self.step)]
 
     @property
+    def is_behind(self) -> bool:
+        """Whether a fragment lacks merges, as far as this rank knows."""
+        return bool(self.inbox) or any(one.is_behind for one in self.learners)
+
+    @property
     def is_new(self) -> bool:
         """Whether this rank has yet to get the run's anchors, before its first step."""
         return any(learner.version == NEVER for learner in self.learners)
@@ -1176,6 +1181,7 @@ class PartialRounds:
         """
         return {
             "step": self.step,
+            "epoch": self.epoch.number,
             "learners": [learner.state() for learner in self.learners],
             "owners": [owner.state() for owner in self.owners.values()],
         }

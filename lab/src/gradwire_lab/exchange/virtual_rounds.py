@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from io import BytesIO
 from itertools import count
 from math import inf
 from typing import Any
@@ -30,7 +29,7 @@ from gradwire.exchange.rounds import (
     Request,
     Snapshot,
 )
-from gradwire.runtime.engine.plain import packed, read_packed
+from gradwire.runtime.engine.plain import packed, unpacked
 
 
 class SteppedAnchor:
@@ -60,7 +59,7 @@ class SteppedAnchor:
 
     def take_over(self, payload_B: Tensor) -> None:
         """Puts what another rank has ``packed`` in this one's place."""
-        anchor_N, state = read_packed(BytesIO(payload_B.numpy().tobytes()))
+        anchor_N, state = unpacked(payload_B)
         self._anchor.detach().copy_(anchor_N)
         self._optimizer.load_state_dict(state)
 
@@ -210,8 +209,9 @@ class VirtualClock:
         """Sends what a local step has ended with."""
         rounds = self.ranks[rank].rounds
         for request in requests:
-            is_snapshot = isinstance(request, Snapshot)
-            target = request.rank if is_snapshot else rounds.owner_of[request.fragment]
+            target = rounds.owner_of[request.fragment]
+            if isinstance(request, Snapshot):
+                target = request.rank
             self._send(rank, target, request)
         for request in requests:
             if isinstance(request, Snapshot):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ...exchange.rounds import Contribution, Merge, Opening, Pull, Push
+from ...exchange.rounds import Contribution, Merge, Opening, Pull, Push, Snapshot
 from ..transport.direct import PIECE_BYTES
 from ..transport.wire import Channel
 
@@ -54,8 +54,10 @@ class Leaving(NamedTuple):
     """The last message of a rank that detaches."""
 
 
-RoundMessage = Push | Opening | Pull | Merge | Note | Drained | Leaving
+RoundMessage = Push | Opening | Snapshot | Pull | Merge | Note | Drained | Leaving
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(RoundMessage)}
+
+_WITH_PAYLOAD = (Push, Snapshot, Merge)
 
 
 def _head_bytes(world: int) -> int:
@@ -66,7 +68,7 @@ def _head_bytes(world: int) -> int:
 def _written(message: RoundMessage, size_bytes: int) -> Tensor:
     """The head of a message; a payload is there by its number of bytes."""
     fields = [*message]
-    if isinstance(message, Push | Merge):
+    if isinstance(message, _WITH_PAYLOAD):
         fields[-1] = message.payload_B.numel()
     text = json.dumps([type(message).__name__, *fields]).encode()
     assert len(text) <= size_bytes, "a head has a fixed size"
@@ -79,7 +81,7 @@ def _read(head_B: Tensor) -> RoundMessage:
     kind = _KINDS[name]
     if kind is Merge:
         fields[2] = tuple(Contribution(*entry) for entry in fields[2])
-    if kind in (Push, Merge):
+    if kind in _WITH_PAYLOAD:
         fields[-1] = torch.empty(fields[-1], dtype=torch.uint8, device="cpu")
     message: RoundMessage = kind(*fields)
     return message
@@ -168,7 +170,7 @@ class Mail:
         message, on_sent = self._outgoing[dst].get()
         parts = [_written(message, self._head_bytes)]
         works = [self._channel.send(parts, dst, _HEAD_TAG)]
-        if isinstance(message, Push | Merge):
+        if isinstance(message, _WITH_PAYLOAD):
             pieces = torch.split(message.payload_B.cpu(), PIECE_BYTES)
             parts += pieces
             works += [self._channel.send([p], dst, _PAYLOAD_TAG) for p in pieces]
@@ -184,7 +186,7 @@ class Mail:
         head_B = torch.empty(self._head_bytes, dtype=torch.uint8, device="cpu")
         self._channel.recv([head_B], src, _HEAD_TAG).wait()
         message = _read(head_B)
-        if isinstance(message, Push | Merge):
+        if isinstance(message, _WITH_PAYLOAD):
             pieces = torch.split(message.payload_B, PIECE_BYTES)
             works = [self._channel.recv([p], src, _PAYLOAD_TAG) for p in pieces]
             for work in works:

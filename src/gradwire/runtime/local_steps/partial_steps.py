@@ -10,6 +10,7 @@ views of it. Each rank steps its own copy of them, by the same payloads.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,16 +30,21 @@ from ...exchange.rounds import (
     RoundCodec,
     Rules,
 )
+from ..engine.engine import Engine
+from ..engine.plain import packed, unpacked
+from ..liveness.alarm import listed
 from ..state.outer_state import DAMAGED, NO_LOADS
 from ..state.table import copied
 from ..step.progress import Progress
 from ..transport.task_graph import wall_clock
 from ..transport.wire import as_on_a_lane
+from .going_on import Survivors
 from .lock_step import LocalAttachment, LocalSteps, Rhythm
 from .mail import Note
 from .outer import Outer
 from .round_service import RoundService
 
+_log = logging.getLogger("gradwire")
 _RELOAD = (
     "weights were loaded after the first local step under quorum=, where ranks are at "
     "different steps; call end_period() and detach() on all ranks, load the weights, "
@@ -52,10 +58,11 @@ class Fragment:
     def __init__(self, params: Sequence[NamedParam], outer: Outer) -> None:
         self._params = params
         self._outer = outer
+        self._anchors = [outer.anchors[name] for name, _ in params]
         self.numels = [param.numel() for _, param in params]
-        anchors = [outer.anchors[name] for name, _ in params]
-        self.anchor_N = torch.cat([anchor.detach().flatten() for anchor in anchors])
-        for anchor, part in zip(anchors, self.parts(self.anchor_N), strict=True):
+        rows = [anchor.detach().flatten() for anchor in self._anchors]
+        self.anchor_N = torch.cat(rows)
+        for anchor, part in zip(self._anchors, self.parts(self.anchor_N), strict=True):
             anchor.data = part.view(anchor.shape)
 
     def parts(self, row_N: Tensor) -> tuple[Tensor, ...]:
@@ -89,6 +96,22 @@ class Fragment:
     def step(self, mean_N: Tensor) -> None:
         """Steps the anchors by a mean pseudo-gradient."""
         self._outer.step(self.by_name(mean_N))
+
+    def packed(self) -> Tensor:
+        """The bytes of the anchors, and of the outer optimizer's state of them."""
+        states = self._outer.optimizer.state
+        return packed([self.anchor_N, [dict(states[one]) for one in self._anchors]])
+
+    def take_over(self, payload_B: Tensor) -> None:
+        """Puts what another rank has ``packed`` in this one's place."""
+        anchor_N, states = unpacked(payload_B)
+        self.anchor_N.copy_(anchor_N)
+        for anchor, state in zip(self._anchors, states, strict=True):
+            device = anchor.device
+            self._outer.optimizer.state[anchor] = {
+                key: value.to(device) if isinstance(value, Tensor) else value
+                for key, value in state.items()
+            }
 
 
 class ParamRows(Sequence[Tensor]):
@@ -147,7 +170,21 @@ class PartialSteps(LocalSteps):
             for names in way.fragments
         ]
         self._rounds = self._made_rounds(way.tape)
-        self._service = RoundService(self._engine, self._rounds)
+        connect = None
+        if way.settings.failure.on_failure == "shrink":
+            connect = partial(
+                Engine,
+                num_channels=self._engine.num_channels,
+                timeout=self._engine.timeout,
+                on_span=progress.recorder.add,
+            )
+        this = weakref.ref(self)
+
+        def on_epoch(left: Survivors) -> None:
+            if (handle := this()) is not None:
+                handle._begin_epoch(left)
+
+        self._service = RoundService(self._engine, self._rounds, connect, on_epoch)
         self._tokens = 0
         """Tokens of the local step under way."""
         self._counted_bytes = 0
@@ -162,17 +199,36 @@ class PartialSteps(LocalSteps):
         rank = self._engine.rank
         rules = self._rules
         learners = []
-        owners = []
         for fragment, flat in enumerate(self._flat):
             spec = flat.spec(flat.anchor_N.device.type)
             codec = RoundCodec(self._codec, spec, rank, world)
             learners.append(
-                FragmentLearner(rank, fragment, codec, rules, flat.anchor_N, flat.step)
+                FragmentLearner(rank, fragment, codec, rules, flat.anchor_N, flat)
             )
-            if fragment % world == rank:
-                codec = RoundCodec(self._codec, flat.spec("cpu"), rank, world)
-                owners.append(FragmentOwner(fragment, codec, rules, world))
-        return PartialRounds(rank, learners, owners, tape)
+
+        def make_owner(fragment: int) -> FragmentOwner:
+            spec = self._flat[fragment].spec("cpu")
+            codec = RoundCodec(self._codec, spec, rank, world)
+            return FragmentOwner(fragment, codec, rules, world)
+
+        return PartialRounds(rank, world, learners, make_owner, tape)
+
+    def _begin_epoch(self, left: Survivors) -> None:
+        """Notes who has left; called in the thread of the rounds."""
+        engine = left.engine
+        gone = tuple(sorted({*self._engine.who.numbers} - {*engine.who.numbers}))
+        self._run.left.append({"ranks": gone, "step": self._rounds.step})
+        self._synchroniser.go_on(engine, [])
+        self._run.go_on(engine.who, left.group)
+        weakref.finalize(self, engine.finish_and_close)
+        text = "rank %s of the job is lost after local step %d; %d go on"
+        if not self._rounds.epoch.is_quorate:
+            text += ", fewer than half: means wait for others, or for end_period()"
+        elif engine.world < self._rules.quorum:
+            text += ", and means wait for all of them, as the quorum was larger"
+        if engine.world == 1:
+            text += "; this rank trains alone"
+        _log.warning(text, listed(gone), self._rounds.step, engine.world)
 
     @property
     def steps_of_all(self) -> int:
@@ -239,7 +295,7 @@ class PartialSteps(LocalSteps):
         return value
 
     def _settle(self) -> None:
-        self._at_border(self._rounds.settle)
+        self._service.ask(self._at_border(self._rounds.settle))
 
     def _meet(self, call: str, *, is_last: bool = False) -> list[Note]:
         """Waits until all ranks have made this call, and no message is on its way."""
@@ -269,15 +325,14 @@ class PartialSteps(LocalSteps):
         self._service.go_on()
         self._service.ask(pushes)
         self._service.wait_for(
-            lambda: not self._awaited(), self._settle, needed=self._awaited
+            lambda: self._rounds.has_ended, self._settle, needed=self._awaited
         )
         self._has_stepped = False
 
     def _awaited(self) -> set[int]:
         """The ranks that own fragments with a push on its way."""
-        world = self._engine.world
         return {
-            learner.fragment % world
+            self._rounds.owner_of[learner.fragment]
             for learner in self._rounds.learners
             if learner.pushed is not None
         }
@@ -295,12 +350,19 @@ class PartialSteps(LocalSteps):
         """Figures of this rank, as for local steps in lock step.
 
         ``exchanges`` counts the merges that this rank has taken in, and ``step_s`` is
-        the median time of a local step.
+        the median time of a local step. ``ranks`` are the ranks that are in, and
+        ``has_quorum`` says whether they are enough for means to take effect.
         """
         figures = super().stats()
         figures["step_s"] *= self._rhythm.gap
         versions = [learner.version for learner in self._rounds.learners]
-        return {**figures, "exchanges": sum(versions)}
+        epoch = self._rounds.epoch
+        return {
+            **figures,
+            "exchanges": sum(versions),
+            "ranks": epoch.ranks,
+            "has_quorum": epoch.is_quorate,
+        }
 
     def residuals(self) -> dict[str, Tensor]:
         """This rank's residuals by parameter name: pseudo-gradients not sent yet."""
@@ -350,6 +412,9 @@ class PartialSteps(LocalSteps):
             remedy = "end the period before you save, and start anew with its weights"
             what = "the number of ranks that saved a state under quorum="
             raise invalid(what, saved["saved_by"], f"{world}, as now", remedy)
+        if saved["rounds"].get("epoch"):
+            what = "a state under quorum= that was saved after ranks were lost"
+            raise invalid(what, "one", "a state of all ranks", remedy)
         loaded = self._made_rounds()
         try:
             loaded.load(saved["rounds"])
