@@ -21,7 +21,6 @@ from gradwire.exchange.rounds import (
     Merge,
     Push,
     Request,
-    Rules,
     Snapshot,
 )
 from gradwire_lab.exchange.virtual_rounds import VirtualClock
@@ -69,9 +68,6 @@ class Churn(Conditions):
     learner: type[FragmentLearner] = WatchedLearner
     clock: type[VirtualClock] = VirtualClock
 
-    def drawn_rules(self) -> Rules:
-        return replace(super().drawn_rules(), may_part=True)
-
 
 class ChurnRun(Run):
     """One run; ``live`` are the ranks that are there at its end."""
@@ -111,7 +107,7 @@ class ChurnRun(Run):
 
     def _arrived(self, ranks: Iterable[int]) -> list[int]:
         """The last round of each fragment among ranks."""
-        rows = [self.ranks[rank].rounds.row().rounds for rank in ranks]
+        rows = [self.ranks[rank].rounds._arrived for rank in ranks]
         return [max(versions) for versions in zip(*rows, strict=True)]
 
     def _lose(self, lost: set[int]) -> None:
@@ -145,6 +141,13 @@ class ChurnRun(Run):
         live = sorted(self.clock.live)
         if len(live) < 2:
             return
+        # a merge that only some have may be lost with what it holds
+        for _ in range(100):
+            if self._is_quiet():
+                break
+            self._run_on(0.03)
+        else:
+            return
         away = {*self.draw.sample(live, self.draw.randint(1, len(live) - 1))}
         groups = (away, self.clock.live - away)
         for group in groups:
@@ -160,7 +163,7 @@ class ChurnRun(Run):
                 continue
             last = self._arrived(self.clock.live - group)
             for rank in group:
-                own = self.ranks[rank].rounds.row().rounds
+                own = self.ranks[rank].rounds._arrived
                 self.missed += [
                     (rank, learner.fragment, own[learner.fragment], version)
                     for learner, version in zip(
@@ -172,6 +175,12 @@ class ChurnRun(Run):
         if not num_quorate:
             self.missed = []
         self.clock.begin_epoch(self.clock.live)
+
+    def _is_quiet(self) -> bool:
+        rounds = [self.ranks[rank].rounds for rank in self.clock.live]
+        owners = [owner for own in rounds for owner in own.owners.values()]
+        is_level = len({tuple(own._arrived) for own in rounds}) == 1
+        return is_level and not any(owner.is_sending for owner in owners)
 
     def come(self) -> None:
         """Has a new rank come, whose parameters are others."""

@@ -76,9 +76,6 @@ class Rules:
             one more. Default: 8.
         is_measured: Whether lists hold norms and cosines, as a tape shows them.
             Default: False.
-        may_part: Whether ranks that were cut off may come back. They then keep the last
-            push that a merge has, as the others may not have this merge. Default:
-            False.
     """
 
     quorum: int
@@ -90,7 +87,6 @@ class Rules:
     most_age: int | None = None
     most_waiting: int = 8
     is_measured: bool = False
-    may_part: bool = False
 
     def __post_init__(self) -> None:
         check_whole("quorum", self.quorum, "count ranks")
@@ -357,35 +353,6 @@ class Restart(NamedTuple):
     """Whether this rank lacks merges, or has one that does not count."""
     behind: tuple[int, ...]
     """The ranks that this owner sends its anchor."""
-
-
-class Row(NamedTuple):
-    """What a rank says of itself before an epoch."""
-
-    eras: list[int]
-    """The last epoch with a quorum that confirmed each fragment's last round."""
-    rounds: list[int]
-    """The last round of each fragment that has arrived."""
-    owners: list[int]
-    """The owner of each fragment."""
-    epoch: int
-    last_quorate: int
-    """The last epoch with a quorum that the rank was in."""
-    num_before: int
-    first: int
-
-    def figures(self) -> list[int]:
-        """All of it as whole numbers in a row."""
-        return [*self.eras, *self.rounds, *self.owners, *self[3:]]
-
-    @classmethod
-    def of(cls, figures: Sequence[float]) -> Row:
-        """The row that has these ``figures``."""
-        whole = [*map(int, figures)]
-        num = len(whole[:-4]) // 3
-        return cls(
-            whole[:num], whole[num : -4 - num], whole[-4 - num : -4], *whole[-4:]
-        )
 
 
 class OuterStep(Protocol):
@@ -659,6 +626,8 @@ def _push_of(fields: Iterable[Any]) -> Push:
     return Push(*fields)
 
 
+_HEAD = 4
+"""The numbers of a rank's row before those of fragments."""
 NEVER = -1
 """The version of a rank that has never had an anchor of the run."""
 _COUNTS = (
@@ -704,8 +673,6 @@ class FragmentLearner:
         self.is_behind = False
         """Whether it waits for a snapshot of merges that it lacks."""
         self._outer = outer
-        self._last: tuple[Push, Tensor] | None = None
-        """The push in the last merge, and the part of parameters that it had."""
         self._epoch = Epoch.of(0, [rank])
         self._counted: Counter[int] = Counter()
         """The number of each rank's last push in a merge."""
@@ -803,7 +770,6 @@ class FragmentLearner:
                 f"{self.version}: messages of a rank arrive in order, and none is lost"
             )
         self.version = merge.version
-        self._last = None
         kept_N = self.learnt(param_N)
         age = self._settle(merge, kept_N)
         for entry in merge.contributions:
@@ -865,19 +831,12 @@ class FragmentLearner:
         if not self.is_behind:
             return False
         kept_N = self.learnt(param_N)
-        last = self._last
-        self._last = None
         self._counted = Counter(dict(snapshot.counted))
         counted = self._counted[self.rank]
         if self.pushed is not None and self.pushed.number <= counted:
             self._merge_push(kept_N)
         else:
             self._reclaim()
-        if last is not None and last[0].number > counted:
-            # the merge that had it does not count
-            self.pushed, self.pushed_N = last
-            kept_N += self.pushed_N
-            self.take_back()
         if self._steps:
             self._missed += max(0, snapshot.version - self.version)
         self.version = snapshot.version
@@ -908,8 +867,6 @@ class FragmentLearner:
     def _merge_push(self, kept_N: Tensor) -> None:
         """Takes the push, which a merge has, out of ``kept_N``."""
         kept_N -= self.pushed_N
-        if self.rules.may_part and self.pushed is not None:
-            self._last = (self.pushed, self.pushed_N)
         # A NaN that the merge leaves out would stay on this rank.
         clear_not_finite(kept_N)
         self._forget_push()
@@ -999,11 +956,13 @@ class PartialRounds:
         self.inbox: deque[Answer | Snapshot | Restart] = deque()
         self.step = 0
         self._make_owner = make_owner
+        self.awaited: set[int] = set()
+        """The fragments whose snapshots this rank waits for."""
         self._arrived = [learner.version for learner in learners]
         """The last round of each fragment that has arrived."""
         self._eras = [0 if rank < world else NEVER] * len(learners)
         """The last epoch with a quorum that confirmed each fragment's last round."""
-        self._coming_eras = self._eras
+        self._coming_eras = [*self._eras]
         """The eras of the snapshots that this rank waits for."""
         self._last_quorate = self._eras[0]
         self._ends = [0] * len(learners)
@@ -1022,51 +981,46 @@ class PartialRounds:
         if isinstance(message, Snapshot) and message.epoch != self.epoch.number:
             return []
         if isinstance(message, Snapshot):
+            self.awaited.discard(fragment)
             self._eras[fragment] = self._coming_eras[fragment]
         if isinstance(message, Snapshot | Merge):
             self._arrived[fragment] = message.version
         self.inbox.append(message)
         return []
 
-    def row(self) -> Row:
-        """What this rank says of itself before an epoch."""
-        return Row(
-            [*self._eras],
-            [*self._arrived],
-            [*self.owner_of],
-            self.epoch.number,
-            self._last_quorate,
-            *self.epoch.basis,
-        )
+    def row(self) -> list[int]:
+        """What this rank says of itself before an epoch, as whole numbers."""
+        head = (self.epoch.number, self._last_quorate, *self.epoch.basis)
+        return [*head, *self._eras, *self._arrived, *self.owner_of]
 
-    def begin_epoch(self, rows: Mapping[int, Row]) -> None:
+    def begin_epoch(self, rows: Mapping[int, Sequence[int]]) -> None:
         """Goes on among ``rows``' ranks, which all call it with the same rows.
 
         An owner that has snapshots to send ``is_sending`` until they are sent.
         """
-        number = 1 + max(row.epoch for row in rows.values())
-        latest = max(rows.values(), key=lambda row: row.last_quorate)
-        basis = (latest.num_before, latest.first)
+        number = 1 + max(row[0] for row in rows.values())
+        _, _, *basis = max(rows.values(), key=lambda row: row[1])[:_HEAD]
         self.epoch = Epoch.of(number, rows, basis)
         if self.epoch.is_quorate:
             self._last_quorate = number
-        self._coming_eras = [*self._eras]
+        self.awaited.clear()
         for fragment in range(len(self.learners)):
-            self._begin_epoch(fragment, rows)
+            columns = {
+                r: row[_HEAD + fragment :: len(self.learners)]
+                for r, row in rows.items()
+            }
+            self._begin_epoch(fragment, columns)
 
-    def _begin_epoch(self, fragment: int, rows: Mapping[int, Row]) -> None:
-        places = {
-            r: (row.eras[fragment], row.rounds[fragment]) for r, row in rows.items()
-        }
-        era, version = max(places.values())
-        having = sorted(rank for rank in rows if places[rank] == (era, version))
-        before = rows[having[0]].owners[fragment]
+    def _begin_epoch(self, fragment: int, rows: Mapping[int, Sequence[int]]) -> None:
+        """Begins it for a fragment; a row is the era, the last round and the owner."""
+        era, version, before = max(rows.values(), key=lambda row: tuple(row[:2]))
+        having = [rank for rank in rows if (*rows[rank][:2],) == (era, version)]
         # the next rank in order, after the last the first
         owner = min(having, key=lambda rank: (rank < before, rank))
         self.owner_of[fragment] = owner
         behind: tuple[int, ...] = ()
         if owner == self.rank:
-            behind = tuple(sorted(rows.keys() - having))
+            behind = tuple(rank for rank in self.epoch.ranks if rank not in having)
             if fragment not in self.owners:
                 self.owners[fragment] = self._make_owner(fragment)
             own = self.owners[fragment]
@@ -1075,12 +1029,14 @@ class PartialRounds:
             own.is_sending = bool(behind)
         else:
             self.owners.pop(fragment, None)
-        self._coming_eras[fragment] = (
-            self._last_quorate if self.epoch.is_quorate else era
-        )
         is_behind = self.rank not in having
-        if not is_behind:
-            self._eras[fragment] = self._coming_eras[fragment]
+        if self.epoch.is_quorate:
+            era = self._last_quorate
+        self._coming_eras[fragment] = era
+        if is_behind:
+            self.awaited.add(fragment)
+        else:
+            self._eras[fragment] = era
         self.inbox.append(Restart(fragment, self.epoch, is_behind, behind))
 
     @property
@@ -1140,11 +1096,6 @@ class PartialRounds:
         if learner.is_behind or learner.version >= self._ends[learner.fragment]:
             return []
         return [learner.push(param_N, self.step)]
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether a fragment lacks merges, as far as this rank knows."""
-        return bool(self.inbox) or any(one.is_behind for one in self.learners)
 
     @property
     def is_new(self) -> bool:

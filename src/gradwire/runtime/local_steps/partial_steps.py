@@ -221,14 +221,14 @@ class PartialSteps(LocalSteps):
         self._synchroniser.go_on(engine, [])
         self._run.go_on(engine.who, left.group)
         weakref.finalize(self, engine.finish_and_close)
-        text = "rank %s of the job is lost after local step %d; %d go on"
-        if not self._rounds.epoch.is_quorate:
-            text += ", fewer than half: means wait for others, or for end_period()"
-        elif engine.world < self._rules.quorum:
-            text += ", and means wait for all of them, as the quorum was larger"
+        what = f"rank {listed(gone)} of the job is lost, and {engine.world} go on"
         if engine.world == 1:
-            text += "; this rank trains alone"
-        _log.warning(text, listed(gone), self._rounds.step, engine.world)
+            what = f"rank {listed(gone)} of the job is lost: this rank trains alone"
+        if not self._rounds.epoch.is_quorate:
+            what += "; fewer than half are left, and means wait for end_period()"
+        elif engine.world < self._rules.quorum:
+            what += "; a mean waits for all of them, as the quorum is larger"
+        _log.warning("%s", what)
 
     @property
     def steps_of_all(self) -> int:

@@ -28,7 +28,6 @@ from ...exchange.rounds import (
     Merge,
     PartialRounds,
     Request,
-    Row,
     Snapshot,
 )
 from ..engine.engine import Engine, figures_of_all
@@ -70,15 +69,14 @@ class RoundService:
         """The rounds' numbers of the engine's ranks."""
         self._failure: BaseException | None = None
         """What ends this rank's run, although ranks may be lost."""
+        self._is_late = False
+        """Whether all others have met in a joint call."""
         self._note: Note | None = None
         """This rank's note of a joint call that is not over."""
+        self._num_met = 0
+        """Joint calls to which all ranks have come."""
         self._num_calls = 0
         """Joint calls that are over."""
-        self._is_apart = False
-        """Whether the training thread is in the middle of a joint call."""
-        self._is_going_on = False
-        self._lock = threading.Lock()
-        """Held where one of these two changes."""
         self._put_off: list[_Event] = []
         self._engine = engine
         self._queue: SimpleQueue[_Event | None] = SimpleQueue()
@@ -159,7 +157,7 @@ class RoundService:
         sends until ``go_on``. Raises on all ranks alike if they make different calls.
         """
         self._queue.put(partial(self._announce, note))
-        self.wait_for(self._has_met, settle)
+        self.wait_for(lambda: bool(self._met), settle)
         notes = self._met.popleft()
         self._refuse_unlike(notes)
         return notes
@@ -207,17 +205,6 @@ class RoundService:
         self._mail = None
         if self._labels != range(len(self._first)):
             self._engine.close()
-
-    def _has_met(self) -> bool:
-        """Whether the training thread may go on in a joint call.
-
-        No epoch begins until it has ended the call.
-        """
-        if not self._met or self.rounds.is_behind:
-            return False
-        with self._lock:
-            self._is_apart = self._is_apart or not self._is_going_on
-        return self._is_apart
 
     # From here on in the service's thread.
 
@@ -285,6 +272,7 @@ class RoundService:
                 self._left.add(src)
             case _:
                 self._answer(self.rounds.receive(message, time.monotonic()))
+                self._catch_up()
         self._news.set()
 
     def _announce(self, note: Note) -> None:
@@ -296,7 +284,12 @@ class RoundService:
     def _note_drained(self, rank: int) -> None:
         self._drained.add(rank)
         if len(self._drained) == self._engine.world:
-            self._met.append([self._notes[rank] for rank in sorted(self._notes)])
+            self._meet()
+
+    def _meet(self) -> None:
+        """Ends the wait of a joint call; no epoch begins before the call is over."""
+        self._num_met += 1
+        self._met.append([self._notes[rank] for rank in sorted(self._notes)])
 
     def _close_due(self) -> None:
         self._answer(self.rounds.due(time.monotonic()))
@@ -337,9 +330,7 @@ class RoundService:
         """Goes on without lost ranks, now or after the joint call under way."""
         if engine is not self._engine:
             return
-        with self._lock:
-            self._is_going_on = not self._is_apart
-        if not self._is_going_on:
+        if self._num_met > self._num_calls:
             self._put_off.append(partial(self._lose_ranks, engine, failure))
             return
         if self._mail is not None:
@@ -348,13 +339,12 @@ class RoundService:
             self._begin_epoch(engine, failure)
         except BaseException as error:
             self._failure = error
-        self._is_going_on = False
         self._news.set()
 
     def _begin_epoch(self, engine: Engine, failure: BaseException) -> None:
         """Begins the next epoch of rounds among the ranks that are left."""
         assert self._connect is not None
-        own = [*self.rounds.row().figures(), self._num_calls]
+        own = [self._num_met, *self.rounds.row()]
         while True:
             left = go_on_without(engine, failure, self._connect)
             engine = left.engine
@@ -369,25 +359,30 @@ class RoundService:
         first = self._first
         numbers = engine.who.numbers
         self._labels = [first.index(n) if n in first else n for n in numbers]
-        rows = [Row.of(row[:-1]) for row in figures]
+        rows = [[*map(int, row)] for row in figures]
         self._num_receivers.clear()
         self._left.clear()
         self._held.clear()
         self._drained.clear()
-        self._met.clear()
-        self.rounds.begin_epoch(dict(zip(self._labels, rows, strict=True)))
+        of_rounds = [row[1:] for row in rows]
+        self.rounds.begin_epoch(dict(zip(self._labels, of_rounds, strict=True)))
         self._on_epoch(left)
-        if max(row[-1] for row in figures) > self._num_calls:
-            # Others have met: they have heard this rank, which has all notes then.
+        self._is_late = max(row[0] for row in rows) > self._num_met
+        if self._is_late:
             self._drained.update(self._labels)
-            self._met.append([self._notes[rank] for rank in sorted(self._notes)])
+            self._catch_up()
         else:
             self._notes.clear()
             if self._note is not None:
                 self._announce(self._note)
 
+    def _catch_up(self) -> None:
+        """Meets, as others have: they have heard this rank, which has all notes."""
+        if self._is_late and not self.rounds.awaited:
+            self._is_late = False
+            self._meet()
+
     def _go_on(self) -> None:
-        self._is_apart = False
         self._note = None
         self._num_calls += 1
         put_off = self._put_off
