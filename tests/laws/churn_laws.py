@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.compress.topk import topk
 from gradwire.exchange.rounds import (
     Answer,
     FragmentLearner,
@@ -28,6 +29,7 @@ from gradwire_lab.laws.tolerance import must, same_bits
 from tests.laws import rounds_laws
 from tests.laws.rounds_laws import NUMELS, Conditions, Run, near
 
+LOSSY = topk(density=0.3)
 HAPPENINGS = ("lose", "lose its owner", "lose two", "part", "come")
 
 
