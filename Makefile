@@ -34,7 +34,7 @@ help:
 	@echo 'make demo      train one model seven ways on four shaped hosts and write a report'
 	@echo 'make test      run the tests, but for the slow ones'
 	@echo 'make test-slow run the tests that make test leaves out'
-	@echo 'make test-nightly compile every GPU kernel for seven targets'
+	@echo 'make test-nightly run the tests that take minutes each'
 	@echo 'make test-all  run all tests'
 	@echo 'make fuzz      ten minutes of damaged payloads, exchanges and programs under AddressSanitizer'
 	@echo 'make check     lint, formatting, types'
@@ -46,8 +46,8 @@ help:
 demo: system $(REPORT_STAMP)
 	@$(BIN)/gradwire demo $(ARGS)
 
-PYTEST = $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --max-worker-restart=0 \
-  --dist=loadgroup
+# Three workers for two cores: tests wait for ranks, and for faults to be noticed.
+PYTEST = $(BIN)/python -m pytest --numprocesses=3 --max-worker-restart=0 --dist=loadgroup
 
 test: system $(DEV_STAMP)
 	@$(PYTEST) -m 'not slow' $(ARGS)

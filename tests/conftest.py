@@ -114,21 +114,18 @@ def _shaped() -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes run one after another: the slow ones all, others file
-    by file.
+    """Tests that start processes run one after another: those of shaped hosts all, as
+    they share the machine's links, and others file by file.
 
     Of the folders beside the library's, all but smoke tests count as slow.
-
-    Shaped hosts are one machine's, and ranks that wait for a fault would starve each
-    other. Other files may run beside one another, a file on each worker.
     """
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder in BESIDE and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.slow)
         if any(item.get_closest_marker(mark) is not None for mark in SEVERAL):
-            alone = item.get_closest_marker("netns") or item.get_closest_marker("slow")
-            group = "processes" if alone else str(item.path)
+            alone = item.get_closest_marker("netns") is not None
+            group = "hosts" if alone else str(item.path)
             item.add_marker(pytest.mark.xdist_group(group))
 
 

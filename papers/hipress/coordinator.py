@@ -94,9 +94,9 @@ def rows_of(
     slower = [1.0 + spread * rank / (num_ranks - 1) for rank in range(num_ranks)]
     found: dict[str, dict[str, Any]] = {}
     for name, plan in plans_of(profile, collective).items():
-        found[name] = _static(plan, profile, cluster, slower)
+        found[name] = static_figures(plan, profile, cluster, slower)
     for rules in RULES:
-        plan = _coordinated(profile, collective, rules)
+        plan = coordinated(profile, collective, rules)
         made = simulate_slots(plan, profile, cluster, slower)
         name = f"{COORDINATED}, {rules.ahead} ahead"
         found[name] = {
@@ -119,15 +119,15 @@ def rows_of(
     ]
 
 
-def plans_of(profile: Profile, collective: str) -> dict[str, Plan]:
-    """The plans without a coordinator."""
+def plans_of(profile: Profile, collective: str, scale: float = 1.0) -> dict[str, Plan]:
+    """The plans without a coordinator, for a profile of 1/``scale`` of the bytes."""
     tensors = [tensor for tensor, _ in arrivals(profile)]
     single = [(tensor,) for tensor in tensors]
     setting = AT_ONCE[collective]
     ways: dict[str, tuple[Sequence[Any], dict[str, Setting]]] = {
         STATIC: (single, {setting: 0 if collective == "casync_ps" else NEVER_BYTES}),
         "neither": (single, {setting: NEVER_BYTES}),
-        "shared": (sharing(tensors, BULK_BYTES), {}),
+        "shared": (sharing(tensors, round(BULK_BYTES / scale)), {}),
     }
     if collective == "casync_ring":
         del ways["neither"]  # a ring's turns are its way
@@ -139,7 +139,7 @@ def plans_of(profile: Profile, collective: str) -> dict[str, Plan]:
     }
 
 
-def _coordinated(profile: Profile, collective: str, rules: Bulk) -> Plan:
+def coordinated(profile: Profile, collective: str, rules: Bulk) -> Plan:
     """Each tensor by itself; a message sends all its payloads at once."""
     single = [(tensor,) for tensor, _ in arrivals(profile)]
     exchange = onebit_by(collective, {AT_ONCE[collective]: NEVER_BYTES})
@@ -147,7 +147,7 @@ def _coordinated(profile: Profile, collective: str, rules: Bulk) -> Plan:
     return made.model_copy(update={"bulk": rules})
 
 
-def _static(
+def static_figures(
     plan: Plan, profile: Profile, cluster: Cluster, slower: Sequence[float]
 ) -> dict[str, Any]:
     """The figures of a plan without a coordinator."""

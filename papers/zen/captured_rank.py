@@ -24,7 +24,8 @@ from gradwire.kernels.libraries import backend
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import join
 from gradwire_bench.micro import sparse_rank
-from gradwire_bench.micro.sparse_rank import DENSE, TimedScheme, compare
+from gradwire_bench.micro.exchange_rank import TimedExchange
+from gradwire_bench.micro.sparse_rank import DENSE, compare
 from gradwire_bench.schedule.sharing import share_cores
 from gradwire_bench.testbed.ranks import Report, counted
 
@@ -109,7 +110,7 @@ def _measure_one(
     work_N = torch.empty_like(source_N)
     dense_N = torch.empty_like(source_N)
     sides = [
-        TimedScheme(name, exchange_of(name, units.width), work_N, engine)
+        TimedExchange(name, exchange_of(name, units.width), work_N, engine)
         for name in (DENSE, *settings["schemes"])
         if name != ROWS or units.width > 1
     ]

@@ -49,6 +49,7 @@ _PATHS = [
     "runtime.attach.attach",
     "runtime.handle.Handle",
     "runtime.local_steps.local_steps.local_steps",
+    "runtime.serve.serve",
     "runtime.settings.FailurePolicy",
     "runtime.settings.Options",
     "runtime.state.redistribution.redistribute",

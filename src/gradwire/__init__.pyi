@@ -50,6 +50,7 @@ from .runtime.attach import attach as attach
 from .runtime.handle import Handle as Handle
 from .runtime.local_steps import recipes as recipes
 from .runtime.local_steps.local_steps import local_steps as local_steps
+from .runtime.serve import serve as serve
 from .runtime.settings import FailurePolicy as FailurePolicy
 from .runtime.settings import Options as Options
 from .runtime.state.redistribution import redistribute as redistribute

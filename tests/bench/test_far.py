@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from gradwire.cli.report.table import Row
 from gradwire.errors import InvalidSetting
-from gradwire_bench.runs import connections, far, turns
+from gradwire_bench.runs import connections, far, rows, turns
 from gradwire_bench.testbed import netns
-from tests.runtime.ranks import Ranks
+from tests.runtime.ranks import Ranks, RanksFailed
 
 
 def _connections(rank: int, world: int) -> list[Row]:
@@ -23,22 +25,40 @@ def _far(rank: int, world: int) -> list[Row]:
     return far.measure(far.METHODS, 8, 1, turns=2, num_steps=turns.WARM_UP + 2)
 
 
+def _rows(rank: int, world: int) -> list[dict[str, Any]]:
+    return rows.measure(8, turns=1)
+
+
+@pytest.mark.slow
+def test_gathers_in_one_hop_and_in_two_have_a_row_each() -> None:
+    with closing(Ranks(6)) as ranks:
+        found = ranks.run(_rows)[0]
+    assert [row["name"] for row in found] == ["straight", "rows of 3"]
+    assert all(row["gather_s"] > 0 for row in found)
+
+
+@pytest.mark.slow
+def test_a_prime_number_of_ranks_has_no_rows() -> None:
+    with closing(Ranks(2)) as ranks, pytest.raises(RanksFailed, match="start another"):
+        ranks.run(_rows)
+
+
 @pytest.mark.slow
 def test_ranks_agree_on_the_seconds_of_each_row() -> None:
     ranks = Ranks(2)
     try:
-        rows, others = ranks.run(_connections)
+        found, others = ranks.run(_connections)
         steps, _ = ranks.run(_far)
     finally:
         ranks.close()
-    assert rows == others
-    assert [(row["name"], row["size_bytes"]) for row in rows] == [
+    assert found == others
+    assert [(row["name"], row["size_bytes"]) for row in found] == [
         ("1 connections", 10),
         ("3 connections", 10),
         ("1 connections", 1000),
         ("3 connections", 1000),
     ]
-    assert all(row["after_pause_s"] > 0 and row["warm_s"] > 0 for row in rows)
+    assert all(row["after_pause_s"] > 0 and row["warm_s"] > 0 for row in found)
     assert [row["name"] for row in steps] == [*far.METHODS]
     assert all(row["lowest_s"] <= row["step_s"] <= row["highest_s"] for row in steps)
 

@@ -1,4 +1,4 @@
-"""``bench kernel``, ``batch``, ``select``, ``partition``: rows are what they say."""
+"""``bench kernel``, ``batch``, ``partition``: rows are what they say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from gradwire.contract import Compressor
 from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec
-from gradwire_bench.micro import batch, kernel, partition, select
+from gradwire_bench.micro import batch, kernel, partition
 from gradwire_bench.micro.draws import IndexDraws
 from gradwire_bench.micro.kernel_peers import PEERS, peers
 from tests.each import each
@@ -25,16 +25,16 @@ def test_every_compressor_has_rows_and_torch_columns_beside_ours() -> None:
     assert {type(codec).__name__ for codec in kernel.shipped()} <= set(
         names("compress")
     )
-    rows = kernel.measure(
-        70_000, 1, 4, made("onebit", "topk"), peers=peers(("eager",), "cpu")
-    )
+    timed = ("onebit", "topk", "sidco")
+    rows = kernel.measure(70_000, 1, 4, made(*timed), peers=peers(("eager",), "cpu"))
     parts = ("encode", "encode-plain", "decode", "decode-plain")
-    wanted = [f"{name}/{part}" for name in ("onebit", "topk") for part in parts]
+    wanted = [f"{name}/{part}" for name in timed for part in parts]
     assert [row["name"] for row in rows] == ["copy", *wanted]
     assert all(float(str(row["kernel_s"])) > 0 for row in rows)
     reported = {row["name"]: row for row in rows}
     assert "speedup_vs_eager" in reported["onebit/decode"]
     assert "speedup_vs_eager" in reported["topk/encode-plain"]
+    assert "speedup_vs_eager" in reported["sidco/encode-plain"]
     assert "speedup_vs_eager" not in reported["onebit/decode-plain"]
 
 
@@ -87,44 +87,6 @@ def test_a_batch_is_timed_beside_a_call_a_tensor(
 
 
 # Selection
-
-
-@pytest.mark.smoke
-def test_every_way_of_selecting_has_a_row_beside_torch() -> None:
-    rows = {
-        str(row["name"]): row
-        for row in select.measure(60_000, 0.01, threads=1, rounds=4)
-    }
-    plain = {"hardthreshold", "topk", "dgc", "graddrop", "gaussiank", "redsync"}
-    plain |= {f"sidco/{name}" for name in ("exponential", "gamma", "pareto")}
-    deft = {"deft/norms", *(f"deft/{ranks}" for ranks in select.RANKS)}
-    assert set(rows) == {"copy"} | plain | {f"{name}/residual" for name in plain} | deft
-    for name, row in rows.items():
-        if name != "copy":
-            ratio = float(str(row["abs_topk_s"])) / float(str(row["kernel_s"]))
-            assert row["speedup_vs_abs_topk"] == pytest.approx(ratio)
-
-
-def test_what_a_rank_of_deft_does_begins_with_the_norms_of_all_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However many ranks there are: the pass does not get shorter with more of them."""
-    passes: list[int] = []
-    norms = select.range_norms
-
-    def noting(grad_N: torch.Tensor, *bounds: torch.Tensor) -> None:
-        passes.append(int((bounds[1] - bounds[0]).sum()))
-        norms(grad_N, *bounds)
-
-    monkeypatch.setattr(select, "range_norms", noting)
-    numel = 60_000
-    cases = {
-        case.name: case for case in select._deft_cases(0.01, torch.randn(numel), {})
-    }
-    for ranks in select.RANKS:
-        passes.clear()
-        cases[f"deft/{ranks}"].run()
-        assert passes == [numel]
 
 
 # The partition

@@ -109,7 +109,7 @@ class Selfish(Natural):
     def _choose(
         self, me: Member, counts: list[int], growth: float, grad_N: Tensor
     ) -> str:
-        own = count_units(grad_N, None, self.width)
+        own = count_units(grad_N, torch.zeros_like(grad_N), self.width)
         return super()._choose(me, [own] * len(counts), growth, grad_N)
 
 

@@ -19,11 +19,12 @@ from torch import Tensor
 from gradwire.contract import Compressor
 from gradwire.contract.registry import examples
 from gradwire.contract.spec import working_dtype
-from gradwire.kernels import cast, exponents, magnitudes, momentum, select
+from gradwire.kernels import cast, magnitudes, momentum, select
 from gradwire.kernels.libraries import reference_only
 from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.scatter import scatter_entries
+from gradwire_lab.compress import _exponents as exponents
 from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 from gradwire_lab.laws.payloads import spec_alone
 from tests.each import each
@@ -207,16 +208,36 @@ def reference_of(kernel: Kernel, kind: str, numel: int) -> dict[str, str]:
     return {name: digest_of(value) for name, value in want.items()}
 
 
+LONG = [numel for numel in SIZES if numel > 50_000]
+
+
+def sizes_of(kernel: Kernel, kind: str, is_sample: bool) -> list[int]:
+    """The sizes that a kernel meets a kind of gradient with; of the long ones the
+    sample has a quarter, the next kind others.
+    """
+    turn = WIDE_KINDS.index(kind) + KERNELS.index(kernel)
+    own = LONG[turn % len(LONG)]
+    return [size for size in SIZES if (size not in LONG or size == own) is is_sample]
+
+
 @pytest.mark.usefixtures("compiled")
 @each("kind", WIDE_KINDS)
+@pytest.mark.parametrize(
+    "is_sample",
+    [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.nightly])],
+    ids=["sample", "long"],
+)
 @pytest.mark.parametrize(
     "kernel",
     # all builds on one worker, which makes the reference once
     [pytest.param(one, marks=pytest.mark.xdist_group(one.__name__)) for one in KERNELS],
     ids=[one.__name__ for one in KERNELS],
 )
-def test_every_kernel_is_its_reference(kernel: Kernel, kind: str) -> None:
-    for numel in SIZES:
+def test_every_kernel_is_its_reference(
+    kernel: Kernel, kind: str, is_sample: bool
+) -> None:
+    """Every kernel meets every kind, and every size with some kinds."""
+    for numel in sizes_of(kernel, kind, is_sample):
         got = kernel(gradient_of(kind, numel))
         want = reference_of(kernel, kind, numel)
         assert got.keys() == want.keys()

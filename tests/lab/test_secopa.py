@@ -18,18 +18,21 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.dgc import dgc
 from gradwire.compress.onebit import onebit
 from gradwire.errors import InvalidSetting
+from gradwire.exchange.by_name import servers_of
 from gradwire.exchange.planned import exchanges_of
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.plan import DENSE, Plan
+from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.simulation.clock import Demand
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.secopa import secopa
 from gradwire_lab.planning.casync_cost import MOST_BATCHES, CaSyncCost, LeastCost
 from tests.each import each
-from tests.planning.profiles import profiles
+from tests.planning.profiles import exact_cluster, profiles
 from tests.strategies import bounded
 
 figures = st.floats(1e-6, 1e-3)
@@ -44,18 +47,21 @@ def cost_of(
     decode: LineFit,
     *,
     is_ring: bool = False,
+    servers: int = 0,
 ) -> CaSyncCost:
     codec = CodecFit(encode=encode, decode=decode, merge=decode)
-    return CaSyncCost(num_ranks=num_ranks, is_ring=is_ring, send=send, codec=codec)
+    return CaSyncCost(num_ranks, is_ring, send, codec, servers=servers)
 
 
 def by_hand_s(cost: CaSyncCost, numel: int, payload_bytes: float, k: int) -> float:
-    """Equation 2 as it is printed, for one K: tables 2 and 3 with aggregators beside
-    workers.
+    """Equation 2 as it is printed, for one K: tables 2 and 3, where aggregators beside
+    workers have section 6.1's numbers.
     """
     n = cost.num_ranks
-    batches = math.ceil(k / n)
+    batches = math.ceil(k / (cost.servers or n))
     alpha, beta, gamma = batches * 2 * (n - 1), k, n
+    if cost.servers:
+        alpha, beta, gamma = batches * 2 * n, k + 1, n + 1
     if cost.is_ring:
         beta, gamma = batches * n, batches * n
     codec = cost.codec
@@ -71,7 +77,7 @@ def by_hand_s(cost: CaSyncCost, numel: int, payload_bytes: float, k: int) -> flo
     send=lines,
     encode=lines,
     decode=lines,
-    is_ring=st.booleans(),
+    servers=st.sampled_from((-1, 0, 1, 2, 8)),
     numel=st.integers(1, 10**8),
 )
 def test_the_choice_is_the_best_of_all(
@@ -79,15 +85,22 @@ def test_the_choice_is_the_best_of_all(
     send: LineFit,
     encode: LineFit,
     decode: LineFit,
-    is_ring: bool,
+    servers: int,
     numel: int,
 ) -> None:
-    """Of every K, compressed and not; the smallest of those that are as fast."""
-    cost = cost_of(num_ranks, send, encode, decode, is_ring=is_ring)
-    every = range(1, MOST_BATCHES * num_ranks + 1)
+    """Of every K, compressed and not; the smallest of those that are as fast.
+
+    With -1 servers it is a ring.
+    """
+    is_ring = servers < 0
+    servers = max(0, servers)
+    cost = cost_of(num_ranks, send, encode, decode, is_ring=is_ring, servers=servers)
+    aggregators = servers or num_ranks
+    alpha = 2 * num_ranks if servers else 2 * (num_ranks - 1)
+    every = range(1, MOST_BATCHES * aggregators + 1)
     small_s = {k: by_hand_s(cost, numel, numel / 8, k) for k in every}
     plain_s = {
-        k: math.ceil(k / num_ranks) * 2 * (num_ranks - 1) * send.seconds(4 * numel / k)
+        k: math.ceil(k / aggregators) * alpha * send.seconds(4 * numel / k)
         for k in every
     }
     choice = cost.choose(numel, 4 * numel, numel / 8)
@@ -285,9 +298,60 @@ def test_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: int) ->
     assert len(set.union(*small)) == len(small) if small else True
 
 
+@each("num_ranks, servers", [(3, 1), (5, 2), (8, 3)])
+def test_all_messages_go_to_servers_of_their_own(num_ranks: int, servers: int) -> None:
+    """Also the uncompressed ones; and the plan is carried out by the simulator."""
+    profile = catalogue.load("vgg16")
+    cluster = cluster_of(num_ranks)
+    plan = secopa(profile, cluster, servers=servers)
+    exchanges = exchanges_of(plan)
+    used = {message.exchange for message in plan.messages}
+    assert "uncompressed" in used
+    assert len(used) > 1
+    for name in used:
+        assert servers_of(exchanges[name]) == servers
+    demand = Demand.of(plan, profile, cluster)
+    trains = [1.0] * (num_ranks - servers) + [0.0] * servers
+    timings = demand.all_ranks(trains)
+    workers = [timing.iteration_s for timing in timings[: num_ranks - servers]]
+    assert min(workers) > sum(layer.forward_s for layer in profile.layers)
+
+
+@each("servers, partitions", [(1, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
+def test_the_simulator_takes_the_seconds_of_equation_1(
+    servers: int, partitions: int
+) -> None:
+    """Four workers, and a server for each partition: 2 N transfers of m / K bytes."""
+    workers = 4
+    numel = 4096 * 4
+    profile = profile_of(([numel], 0.0, 0.0))
+    cluster = exact_cluster(num_ranks=workers + servers)
+    given = {"servers": servers, "partitions": partitions, "room_bytes": 0}
+    setting = ExchangeSetting(
+        compressor="none", collective="casync_ps", collective_settings=given
+    )
+    (message,) = wfbp(profile, cluster).messages
+    plan = Plan(
+        planner="test",
+        model=profile.model,
+        messages=(message.model_copy(update={"exchange": "served"}),),
+        exchanges={"served": setting},
+    )
+    times = Demand.of(plan, profile, cluster).all_ranks()
+    cost = CaSyncCost(workers, False, cluster.line("send"), CODEC, servers=servers)
+    (printed_s,) = cost.plain_each_s(4 * numel, np.array([float(partitions)]))
+    measured_s = max(timing.iteration_s for timing in times)
+    # K - 1 transfers fill and empty the pipeline
+    most = 1 + 2 * (partitions - 1) / (2 * workers)
+    assert printed_s * (1 - 1e-9) <= measured_s <= most * printed_s * (1 + 1e-9)
+
+
 @each(
     "settings, words",
     [
+        ({"servers": 8}, "servers must be fewer than the ranks"),
+        ({"servers": 1, "collective": "casync_ring"}, "by casync_ps"),
+        ({"servers": 0}, "servers must be"),
         ({"compressor": "qsgd"}, "gradwire profile"),
         ({"collective": "allreduce"}, "collective of onebit must be 'casync_ps' or"),
         ({"compressor": "powersgd"}, "collective of powersgd must be 'allreduce'"),

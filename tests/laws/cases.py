@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache, partial
 from itertools import product
 from types import FunctionType
@@ -76,12 +77,38 @@ def part_of(
     return in_drawn_order(law, exchanges)[: -(-len(exchanges) // share)]
 
 
-SAMPLE_OR_OTHERS = pytest.mark.parametrize(
-    "is_sample",
-    [True, pytest.param(False, marks=pytest.mark.slow)],
-    ids=["sample", "others"],
+class Share(Enum):
+    """The runs that ask a law of an exchange."""
+
+    SAMPLE = "sample"
+    """All, `make test` first."""
+    DAY = "day"
+    """`make test-slow`, and those of the night."""
+    NIGHT = "night"
+    """`make test-nightly` and `make test-all`."""
+
+
+NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
+SHARES = pytest.mark.parametrize(
+    "share",
+    [
+        Share.SAMPLE,
+        pytest.param(Share.DAY, marks=pytest.mark.slow),
+        pytest.param(Share.NIGHT, marks=NIGHTLY),
+    ],
+    ids=lambda share: share.value,
 )
-"""Whether a test asks the part of `make test`, or all others."""
+"""The share of the exchanges that a test asks."""
+
+
+def share_of(law: Callable[..., None], subject: object, is_sample: bool) -> Share:
+    """The share that an exchange, or a compressor, belongs to: of those that are not in
+    the sample, names draw a half for the night.
+    """
+    if is_sample:
+        return Share.SAMPLE
+    name = full_name_of(subject)
+    return (Share.DAY, Share.NIGHT)[draw_of("night", law.__name__, name) % 2]
 
 
 def sample_of(law: Callable[..., None], exchanges: Sequence[Exchange]) -> set[Exchange]:
@@ -237,7 +264,7 @@ def name_of(exchange: object) -> str:
     return repr(exchange)
 
 
-def full_name_of(exchange: Exchange) -> str:
+def full_name_of(exchange: object) -> str:
     """The name with the collective's settings."""
     own = f"-{exchange.collective!r}" if isinstance(exchange, Pair) else ""
     return name_of(exchange) + own

@@ -12,7 +12,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -208,9 +208,7 @@ class Run:
         """Moves parameters at random, and notes how far they have really gone."""
         for fragment, param in enumerate(params):
             seed = hash((rank, step, fragment)) % 2**31
-            way = make_gradient(
-                self.conditions.kind, param.numel(), torch.float64, seed
-            )
+            way = _way(self.conditions.kind, param.numel(), seed)
             before = param.double()
             param.copy_(before - 0.1 * way)
             self.learnt[rank][fragment] += before - param.double()
@@ -219,6 +217,12 @@ class Run:
 
 
 NUMELS = tuple(sum(map(math.prod, shapes)) for shapes in SHAPES)
+
+
+@cache
+def _way(kind: str, numel: int, seed: int) -> Tensor:
+    """A step's way; many runs take the same ones."""
+    return make_gradient(kind, numel, torch.float64, seed)
 
 
 @lru_cache(maxsize=2)

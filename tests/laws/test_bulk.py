@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gradwire.exchange.bulk import LinkTransfer, packed_rows, unpacked_rows
 from tests.each import each
 from tests.laws.broken_bulk import BITES
 from tests.laws.bulk_laws import LAWS, Conditions
+from tests.strategies import bounded
 
 
 def keep_laws(seed: int) -> None:
@@ -23,10 +27,38 @@ def test_ranks_of_every_number_keep_the_laws(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, 20))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[pytest.mark.nightly] if first >= 100 else [])
+        for first in range(0, 1000, 20)
+    ],
+)
 def test_a_thousand_random_cases_keep_the_laws(first: int) -> None:
+    """A tenth of them by day."""
     for seed in range(first, first + 20):
         keep_laws(1000 + seed)
+
+
+@bounded(50)
+@given(
+    rows=st.lists(
+        st.tuples(*[st.integers(0, 2**bits - 1) for bits in (16, 16, 16, 32, 32)]),
+        max_size=40,
+    )
+)
+def test_what_is_told_arrives(rows: list[tuple[int, ...]]) -> None:
+    assert [*unpacked_rows(packed_rows(rows))] == rows
+
+
+def test_transfers_of_a_layer_take_five_bytes_each() -> None:
+    """A report of 100 tensors to each of seven ranks."""
+    rows = [
+        LinkTransfer(message, 0, dst, 100 * (message // 9))
+        for message in range(100)
+        for dst in range(1, 8)
+    ]
+    assert len(packed_rows(rows)) < 5 * len(rows)
 
 
 @each("law, wrong", BITES, ids=str)

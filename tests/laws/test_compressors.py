@@ -11,7 +11,7 @@ from gradwire.contract import Compressor
 from gradwire_lab.laws.compressors import LAWS, law_unbiased
 from gradwire_lab.laws.inputs import make_gradient
 from tests.each import by_file, each
-from tests.laws.cases import SAMPLE_OR_OTHERS, compressors, draw_of
+from tests.laws.cases import SHARES, Share, compressors, draw_of, share_of
 from tests.strategies import panel
 
 BRIEF = [law for law in LAWS if law is not law_unbiased]
@@ -20,15 +20,15 @@ FIRST = {type(codec): codec for codec in reversed(compressors())}.values()
 UNBIASED = [codec for codec in FIRST if codec.traits.unbiased]
 
 
-@SAMPLE_OR_OTHERS
+@SHARES
 @by_file(compressors())
 def test_every_compressor_keeps_every_law(
-    subtests: pytest.Subtests, places: list[int], is_sample: bool
+    subtests: pytest.Subtests, places: list[int], share: Share
 ) -> None:
     """The sample has each algorithm's first example; others are its other settings."""
     for codec in (compressors()[place] for place in places):
         with subtests.test(repr(codec)):
-            if (codec in FIRST) is is_sample:
+            if share_of(hold_all, codec, codec in FIRST) is share:
                 hold_all(codec)
 
 

@@ -17,7 +17,9 @@ from gradwire_lab.laws.subjects import Law
 from tests.each import by_file, each
 from tests.laws.cases import (
     ALWAYS,
-    SAMPLE_OR_OTHERS,
+    NIGHTLY,
+    SHARES,
+    Share,
     drawn_case,
     full_name_of,
     kind_of,
@@ -26,8 +28,10 @@ from tests.laws.cases import (
     other_ways,
     own_exchanges,
     pairs,
+    part_of,
     places_of_each_path,
     sample_of,
+    share_of,
 )
 
 USUAL = (*pairs(), *own_exchanges())
@@ -56,17 +60,18 @@ SAMPLES = {law: sample_of(law, asked_of(law)) for law in LAWS}
 """The exchanges that `make test` asks each law of."""
 
 
-@SAMPLE_OR_OTHERS
+@SHARES
 @by_file(EXCHANGES)
 def test_every_exchange_keeps_every_law(
-    subtests: pytest.Subtests, places: list[int], is_sample: bool
+    subtests: pytest.Subtests, places: list[int], share: Share
 ) -> None:
     """Each law in a case that is drawn."""
     for exchange in (EXCHANGES[place] for place in places):
         with subtests.test(full_name_of(exchange)):
             for law in LAWS:
                 is_asked = exchange in asked_of(law)
-                if is_asked and (exchange in SAMPLES[law]) is is_sample:
+                is_sample = exchange in SAMPLES[law]
+                if is_asked and share_of(law, exchange, is_sample) is share:
                     law(exchange, drawn_case(law, exchange))
 
 
@@ -107,9 +112,21 @@ STRETCHED = pair(onebit(block=64), casync_ring())
 """A compressor that makes vectors larger, but for sums; its last example does not."""
 
 
+SUMS_ENCODED = [made for made in ENCODED_AGAIN if made.collective.encodes_sums]
+GROWING = part_of(growth.law_means_do_not_grow_over_ranks_and_steps, SUMS_ENCODED, 3)
+
+
 @pytest.mark.parametrize(
     "exchange",
-    [STRETCHED, *(made for made in ENCODED_AGAIN if made.collective.encodes_sums)],
+    [
+        STRETCHED,
+        *GROWING,
+        *(
+            pytest.param(made, marks=pytest.mark.slow)
+            for made in SUMS_ENCODED
+            if made not in GROWING
+        ),
+    ],
     ids=name_of,
 )
 def test_means_do_not_grow_over_eight_ranks(exchange: Exchange) -> None:
@@ -119,9 +136,16 @@ def test_means_do_not_grow_over_eight_ranks(exchange: Exchange) -> None:
     )
 
 
-@pytest.mark.slow
+BY_DAY = sample_of(many_steps.law_what_is_kept_does_not_grow_by_itself, KEEPING)
+
+
 @pytest.mark.parametrize(
-    "place", range(len(KEEPING)), ids=lambda at: name_of(KEEPING[at])
+    "place",
+    [
+        pytest.param(place, marks=pytest.mark.slow if made in BY_DAY else NIGHTLY)
+        for place, made in enumerate(KEEPING)
+    ],
+    ids=lambda at: name_of(KEEPING[at]),
 )
 def test_what_is_kept_does_not_grow(place: int) -> None:
     exchange, world = KEEPING[place], (3, 2, 5)[place % 3]

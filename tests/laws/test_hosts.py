@@ -30,7 +30,7 @@ from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case, states_of
 from gradwire_lab.laws.tolerance import assert_near, largest, same_bits
 from tests.each import each
-from tests.laws.cases import SAMPLE_OR_OTHERS, Shaped, draw_of, name_of, part_of
+from tests.laws.cases import SHARES, Shaped, Share, draw_of, name_of, part_of, share_of
 from tests.laws.test_laws_bite import rejected
 
 codecs, together, pair = gw.compress, gw.collective, gw.pair
@@ -82,15 +82,15 @@ PAIRS = (
     [False, pytest.param(True, marks=pytest.mark.slow)],
     ids=["few steps", "many steps"],
 )
-@SAMPLE_OR_OTHERS
+@SHARES
 @each("inner", PAIRS, ids=name_of)
 def test_two_level_exchanges_keep_every_law(
-    inner: Exchange, is_sample: bool, are_long: bool
+    inner: Exchange, share: Share, are_long: bool
 ) -> None:
     laws: tuple[Callable[..., Any], ...] = (*exchanges.LAWS, *collectives.OF_ANY)
     cases = CASES[:4] if are_long else CASES
     for law in laws:
-        is_chosen = (inner in part_of(law, PAIRS, 2)) is is_sample
+        is_chosen = share_of(law, inner, inner in part_of(law, PAIRS, 2)) is share
         if is_chosen and (law in many_steps.LAWS) is are_long:
             place = draw_of("case", law.__name__, name_of(inner)) % len(cases)
             ranks_per_host, case = cases[place]

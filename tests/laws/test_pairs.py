@@ -30,11 +30,14 @@ from tests.each import each
 from tests.laws import broken_collectives, broken_compressors
 from tests.laws.broken import _with
 from tests.laws.cases import (
+    NIGHTLY,
+    Share,
     compressors,
     full_name_of,
     kind_of,
     own_exchanges,
     places_of_each_path,
+    share_of,
 )
 from tests.laws.test_laws_bite import rejected
 
@@ -86,7 +89,16 @@ OTHERS = {
 """Of each kind one, with the last example's settings."""
 
 
-SLOW = [pytest.param(place, marks=pytest.mark.slow) for place in OTHERS.values()]
+def _share(place: int) -> Share:
+    return share_of(law_means_follow_the_dense_mean, EVERY[place], is_sample=False)
+
+
+SLOW = [
+    pytest.param(
+        place, marks=pytest.mark.slow if _share(place) is Share.DAY else NIGHTLY
+    )
+    for place in OTHERS.values()
+]
 
 
 @pytest.mark.parametrize(

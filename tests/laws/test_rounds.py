@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -21,7 +22,7 @@ from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.inputs import WIDE_KINDS
 from tests.each import each
 from tests.laws.broken_rounds import BITES, NEAR, QUICK
-from tests.laws.cases import compressors, draw_of
+from tests.laws.cases import SHARES, Share, compressors, draw_of, share_of
 from tests.laws.rounds_laws import (
     DILOCO,
     LAWS,
@@ -37,30 +38,47 @@ from tests.laws.tapes import replay
 WORLDS = (2, 3, 5, 6, 7)
 
 
-def by_algorithm() -> list[object]:
-    """Every compressor; those of further settings are slow."""
-    first: dict[type, Compressor] = {}
-    for codec in compressors():
-        first.setdefault(type(codec), codec)
-    return [
-        codec
-        if codec is first[type(codec)]
-        else pytest.param(codec, marks=pytest.mark.slow)
-        for codec in compressors()
-    ]
+FIRST = {type(codec): codec for codec in reversed(compressors())}.values()
+"""The first example of each compressor."""
+Law = Callable[[Conditions], None]
 
 
-@pytest.mark.parametrize("codec", by_algorithm(), ids=repr)
+def laws_of(codec: Compressor) -> dict[Share, list[Law]]:
+    """The laws that each share asks of a compressor.
+
+    The sample asks each algorithm whether something is lost, and a third of the other
+    laws, as names draw them.
+    """
+    found: dict[Share, list[Law]] = {share: [] for share in Share}
+    for law in LAWS:
+        is_of_losses = law is law_nothing_learnt_is_lost
+        if is_of_losses and feedback_refusal(codec) is not None:
+            continue
+        is_drawn = draw_of("sample", law.__name__, repr(codec)) % 3 == 0
+        is_sample = codec in FIRST and (is_of_losses or is_drawn)
+        found[share_of(law, codec, is_sample)].append(law)
+    return found
+
+
+@SHARES
+@pytest.mark.parametrize("codec", compressors(), ids=repr)
 def test_partial_rounds_keep_their_laws(
-    codec: Compressor, subtests: pytest.Subtests
+    codec: Compressor, share: Share, subtests: pytest.Subtests
 ) -> None:
     draw = draw_of("rounds", repr(codec))
     conditions = Conditions(world=WORLDS[draw % len(WORLDS)], codec=codec, seed=draw)
-    keeps_losses = feedback_refusal(codec) is None
-    for law in LAWS:
-        if keeps_losses or law is not law_nothing_learnt_is_lost:
-            with subtests.test(law.__name__):
-                law(conditions)
+    for law in laws_of(codec)[share]:
+        with subtests.test(law.__name__):
+            law(conditions)
+
+
+def test_the_sample_asks_each_law_and_each_algorithm() -> None:
+    """Each law is asked of three algorithms or more, whatever the draw."""
+    asked = {type(codec): laws_of(codec)[Share.SAMPLE] for codec in FIRST}
+    assert all(asked.values())
+    counts = Counter(law for laws in asked.values() for law in laws)
+    assert counts.keys() == {*LAWS}
+    assert min(counts.values()) >= 3
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -28,11 +28,13 @@ from tests.each import each
 from tests.laws import broken_decoupled, broken_momentum, decoupled_laws, momentum_laws
 from tests.laws.cases import (
     ALWAYS,
-    SAMPLE_OR_OTHERS,
+    SHARES,
+    Share,
     drawn_case,
     name_of,
     part_of,
     rotated,
+    share_of,
 )
 from tests.laws.test_laws_bite import rejected
 
@@ -42,15 +44,15 @@ codecs, together, pair = gw.compress, gw.collective, gw.pair
 def hold(
     law: Callable[..., None],
     exchanges: Sequence[Exchange],
-    share: int,
-    is_sample: bool,
+    of: int,
+    share: Share,
 ) -> None:
-    """A law holds for the drawn part of the exchanges, or for all others, each in a
-    case that is drawn.
+    """A law holds for a share of the exchanges, each in a case that is drawn; the
+    sample is one ``of`` so many.
     """
-    sample = part_of(law, exchanges, share)
+    sample = part_of(law, exchanges, of)
     for exchange in exchanges:
-        if (exchange in sample) is is_sample:
+        if share_of(law, exchange, exchange in sample) is share:
             law(exchange, drawn_case(law, exchange))
 
 
@@ -73,12 +75,12 @@ MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
 MOMENTUM_LAWS = momentum_laws.LAWS + exchanges.OF_ANY_ACCOUNT
 
 
-@SAMPLE_OR_OTHERS
+@SHARES
 @each("law", MOMENTUM_LAWS, ids=name_of)
 def test_exchanges_with_momentum_keep_every_law(
-    law: Callable[..., None], is_sample: bool
+    law: Callable[..., None], share: Share
 ) -> None:
-    hold(law, MOMENTUM, 2, is_sample)
+    hold(law, MOMENTUM, 2, share)
 
 
 DECOUPLED = tuple(
@@ -95,12 +97,12 @@ DECOUPLED = tuple(
 DECOUPLED_LAWS = decoupled_laws.LAWS + exchanges.OF_ANY_ACCOUNT
 
 
-@SAMPLE_OR_OTHERS
+@SHARES
 @each("law", DECOUPLED_LAWS, ids=name_of)
 def test_exchanges_with_decoupled_momentum_keep_every_law(
-    law: Callable[..., None], is_sample: bool
+    law: Callable[..., None], share: Share
 ) -> None:
-    hold(law, DECOUPLED, 2, is_sample)
+    hold(law, DECOUPLED, 2, share)
 
 
 CHANGING = (
@@ -170,12 +172,12 @@ ADAPTED = tuple(
 ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 
-@SAMPLE_OR_OTHERS
+@SHARES
 @by_law(ADAPTED_LAWS)
 def test_adapted_exchanges_keep_every_law(
-    law: Callable[..., None], is_sample: bool
+    law: Callable[..., None], share: Share
 ) -> None:
-    hold(law, ADAPTED, 3, is_sample)
+    hold(law, ADAPTED, 3, share)
 
 
 @each("case", FEW, ids=str)

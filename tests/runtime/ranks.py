@@ -64,11 +64,11 @@ TIMEOUT_S = 100.0
 HURRIED = {
     "PERIOD_S": 0.25,
     "PATIENCE_S": 1.5,
+    "ENDED_S": 0.5,
     "LINGER_S": 0.5,
     "_LOOK_S": 0.1,
     "_LINGER_S": 0.2,
     "_JOIN_S": 1.0,
-    "CHECK_S": 1.5,
 }
 """Seconds that ranks of tests take for what takes them several times as long in a job:
 to find each other, to notice who is lost, and to give up what nobody can end.

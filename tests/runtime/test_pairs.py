@@ -78,6 +78,9 @@ class Small(nn.Module):
 
 def exchange_of(features: set[str], model: nn.Module) -> Any:
     codecs = gw.compress
+    if Feature.SERVERS in features:
+        served = gw.pair(codecs.topk(density=0.1), gw.collective.casync_ps(servers=1))
+        return gw.adapt(served) if Feature.ADAPT in features else served
     made = {
         "error feedback": lambda: codecs.topk(density=0.1),
         "momentum correction": lambda: gw.with_momentum_correction(
@@ -151,9 +154,12 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
         fully_shard(net, mesh=device_mesh((dist.get_world_size(),)))
     elif Feature.DTENSORS in features:
         fully_shard(net, mesh=grid["shard"])
-    if "DDP" in features:
+    if {"DDP", Feature.DDP_COLLECTIVES} & features:
         group = grid["replicate"].get_group() if is_cut else None
-        net = DistributedDataParallel(net, process_group=group)
+        finds = Feature.DDP_COLLECTIVES in features
+        net = DistributedDataParallel(
+            net, process_group=group, find_unused_parameters=finds
+        )
     elif is_cut:
         given["group"] = grid["replicate"]
     model = torch.compile(net, backend="eager") if "compiled" in features else net

@@ -15,22 +15,25 @@ Differences: payloads so small that all can travel at once are pushed by one
     each round is decoded beside the next.
     Nothing travels beside the encodes of the first round and of the mean, nor beside
     the merges and decodes of the one chunk that the last rounds bring: two encodes and
-    two decodes, where table 3 has N. Table 3 also has servers apart from workers (alpha
-    = 2 N, beta = K + 1, gamma = N + 1). There are none here: every rank trains, and has
-    a gradient of its own to push, so no rank is a server alone.
-Partitions: 1 to W. The first has another server in each message of a step.
+    two decodes, where table 3 has N.
+Servers: with ``servers=S`` the last S ranks are servers alone, and the W - S others
+    workers (table 3: alpha = 2 N, beta = K + 1, gamma = N + 1 with N workers). The mean
+    is over workers. A server's gradient is never read, and no mean is sent to it.
+Partitions: 1 to W, or to S. The first has another server in each message of a step.
 Wire: W chunks, some of them empty where there are fewer partitions. Push: the payload
     of chunk c goes to rank c. Pull: the payload of the merged chunk goes to all. A slot
     is a payload rounded up to 8 bytes, and a rank pushes the slots of all chunks but
     its own. Then it sends the slot of its own chunk W - 1 times; an all-gather sends
     the largest slot instead. If sizes vary, they go first: 2 * 8 * (W-1) bytes, and
-    nothing is encoded beside a push.
+    nothing is encoded beside a push. With servers a worker pushes S chunks, and a
+    server sends the slot of its chunk W - S times.
 State: one codec state for each chunk: of the pushed payload, and for its own chunk of
 the mean.
 Contributed: the encoded gradient; of the chunk that a rank aggregates, all of its
     gradient, less W times the part that encoding the mean lost. This part enters the
     next mean as it is. If a push encoded it, W times, the push could lose more than the
-    part itself, which would grow without bound.
+    part itself, which would grow without bound. A server alone has this part only, of
+    W - S times.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from ..contract.collective import Collective, Needs
 from ..contract.payload import slot_bytes
 from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.verbs import AllGather, AllToAll, Compute, Steps
+from ..errors import invalid
 from .steps.chunks import (
     Chunks,
     check_partitions,
@@ -73,20 +77,35 @@ class casync_ps(Collective):
         room_bytes: The most bytes that may be on their way to one rank at once, from 0;
             default 512 KiB. Larger messages go in rounds, which overlap with encode and
             decode. 0 sends all in rounds.
+        servers: The number of ranks that only aggregate, from 1. They are the last
+            ranks: they hold no model, and call ``gw.serve``. None (the default): each
+            rank trains and aggregates.
     """
 
     needs: ClassVar[Needs] = Needs()
     partitions: int | None = None
     room_bytes: int = ROOM_BYTES
+    servers: int | None = None
 
     def __post_init__(self) -> None:
         check_partitions(self.partitions)
         check_whole("room_bytes", self.room_bytes, "0 sends all in rounds", least=0)
+        if self.servers is not None:
+            check_whole("servers", self.servers, "leave it out for none")
+
+    @property
+    def _num_chunks(self) -> int | None:
+        """The number of chunks that are not empty by their number; None: one a rank."""
+        return self.partitions or self.servers
 
     def init(
         self, codec: Compressor, spec: TensorSpec, world: int
     ) -> tuple[State, ...]:
-        return first_states(codec, spec, world, self.partitions)
+        servers = self.servers
+        if servers is not None and not (self.partitions or 1) <= servers < world:
+            accepted = f"fewer than {world} ranks, and no fewer than partitions"
+            raise invalid("servers", servers, accepted, "let more ranks train")
+        return first_states(codec, spec, world, self._num_chunks)
 
     def run(
         self,
@@ -100,9 +119,11 @@ class casync_ps(Collective):
         numel = grad_N.numel()
         dtype = grad_N.dtype
         codec = unscaled_if_narrow(codec, me, TensorSpec("", numel, dtype))
-        first = first_server(me, self.partitions)
-        chunks = chunks_of(codec, numel, dtype, me.world, self.partitions, first)
-        aggregator = Aggregator(me, chunks, rotated(state, first), grad_N, residual_N)
+        servers = self.servers
+        first = first_server(me, self.partitions, servers)
+        chunks = chunks_of(codec, numel, dtype, me.world, self._num_chunks, first)
+        states = rotated(state, first)
+        aggregator = Aggregator(me, chunks, states, grad_N, residual_N, servers or 0)
         at_once = self._is_small(chunks)
         yield from (_push_at_once if at_once else _push_in_rounds)(aggregator)
         size_bytes = (yield aggregator.encoding_mean()) if aggregator.serves else 0
@@ -135,7 +156,7 @@ class casync_ps(Collective):
 
     def _is_full(self, world: int) -> bool:
         """Whether every rank has a partition, so no all-gather pulls in vain."""
-        return self.partitions in (None, world)
+        return self._num_chunks in (None, world)
 
     def _is_small(self, chunks: Chunks) -> bool:
         """Whether usual payloads, one a rank, can all be on their way at once."""
@@ -183,7 +204,14 @@ def _push_in_rounds(aggregator: Aggregator) -> Steps[None]:
         if number + 1 < len(ahead) and ahead[number + 1]:
             beside.append(aggregator.encoding(ahead[number + 1]))
         yield (
-            *transfers(me, away, sent, into, takers=aggregator.chunks.servers),
+            *transfers(
+                me,
+                away,
+                sent,
+                into,
+                takers=aggregator.chunks.servers,
+                givers=aggregator.workers,
+            ),
             *beside,
         )
         come = sources[number]
@@ -219,15 +247,25 @@ def _pull_in_rounds(
     What a round has brought is decoded beside the next, the own mean beside the first.
     """
     me = aggregator.me
-    servers = aggregator.chunks.servers
     slots = aggregator.pulled(announced, out_N)
     sent = [slots[me.rank]] * me.world
-    ready = [me.rank] if aggregator.serves else []
+    wanted = aggregator.chunks.servers if aggregator.trains else []
+    ready = [me.rank] if me.rank in wanted else []
     for away in distances(together, me.world):
         beside = [aggregator.decoding(ready, slots, announced, out_N)] if ready else []
-        yield (*transfers(me, away, sent, slots, givers=servers), *beside)
+        yield (
+            *transfers(
+                me,
+                away,
+                sent,
+                slots,
+                takers=aggregator.workers,
+                givers=aggregator.chunks.servers,
+            ),
+            *beside,
+        )
         sources = ((me.rank - distance) % me.world for distance in away)
-        ready = [rank for rank in sources if rank in servers]
+        ready = [rank for rank in sources if rank in wanted]
     if ready:
         yield aggregator.decoding(ready, slots, announced, out_N)
 
@@ -235,7 +273,8 @@ def _pull_in_rounds(
 class Aggregator:
     """One rank's part in a message, as worker of all chunks and server of one.
 
-    It has the buffers, the codec's states and the computations.
+    It has the buffers, the codec's states and the computations. The last ``servers``
+    ranks are servers alone.
     """
 
     def __init__(
@@ -245,22 +284,28 @@ class Aggregator:
         states: Sequence[State],
         grad_N: Tensor,
         residual_N: Residual,
+        servers: int = 0,
     ) -> None:
         self.me = me
+        self.workers = range(me.world - servers)
+        self.trains = me.rank in self.workers
+        """Whether this rank has a gradient, and takes the mean."""
         self.chunks = chunks
         self.states = list(states)
         self.grad_N = grad_N
         self.residual_N = residual_N
         self.codec = chunks.codecs[me.rank]
         self.varies = not self.codec.traits.exact_size
-        self.others = [rank for rank in chunks.servers if rank != me.rank]
+        takers = chunks.servers if self.trains else []
+        self.others = [rank for rank in takers if rank != me.rank]
         """The other ranks that a payload is pushed to."""
         self.serves = me.rank in chunks.servers
         """Whether this rank is the server of a chunk."""
         self.limits = [form.size_bytes for form in chunks.formats]
         """The most bytes that each chunk's payload may have."""
         self.own_limits = [
-            0 if r == me.rank else self.limits[me.rank] for r in range(me.world)
+            self.limits[me.rank] if r in self.workers and r != me.rank else 0
+            for r in range(me.world)
         ]
         """The most bytes that each rank may push to this one."""
         self.sizes = [0] * me.world
@@ -270,7 +315,7 @@ class Aggregator:
         rooms = [form.slot_bytes for form in chunks.formats]
         self.merged = me.scratch("merged", max(rooms), grad_N, torch.uint8)
         """The room of the payload of the own chunk's mean."""
-        rooms[me.rank] = 0
+        rooms = [room if r in self.others else 0 for r, room in enumerate(rooms)]
         self._whole = me.scratch("whole", sum(rooms), grad_N, torch.uint8)
         self._rooms = self._whole.split_with_sizes(rooms)
         dtype = working_dtype(grad_N.dtype)
@@ -294,7 +339,8 @@ class Aggregator:
 
         ``announced`` and ``into`` are sizes and slots of all ranks' payloads.
         """
-        numel = len(ranks) * (self._stop - self._start)
+        num_parts = sum(rank in self.workers for rank in ranks)
+        numel = num_parts * (self._stop - self._start)
         return self.me.sized(
             "merge", lambda: self._merge(ranks, announced, into), numel
         )
@@ -357,7 +403,7 @@ class Aggregator:
         """The slots of all chunks' means: room for others' means, and the own mean."""
         me = self.me
         sizes = [
-            0 if rank == me.rank else slot_bytes(size)
+            slot_bytes(size) if self.trains and rank != me.rank else 0
             for rank, size in enumerate(announced)
         ]
         whole = me.scratch("pulled", sum(sizes), out_N, torch.uint8, varies=self.varies)
@@ -402,22 +448,27 @@ class Aggregator:
     def _merge(
         self, ranks: Sequence[int], announced: Sequence[int], into: Sequence[Tensor]
     ) -> None:
-        me = self.me
-        (start, stop) = (self._start, self._stop)
+        own = self.me.rank
+        part = slice(self._start, self._stop)
+        scale = 1 / len(self.workers)
         if not self._is_begun:
             self._is_begun = True
             self._mean_C.zero_()
         for rank in ranks:
-            if rank != me.rank:
-                payload = self.chunks.payload(me.rank, into[rank], announced[rank])
-                self.codec.merge(payload, self._mean_C, scale=1 / me.world)
-                continue
-            self._mean_C.add_(self.grad_N[start:stop], alpha=1 / me.world)
-            if self.residual_N is not None:  # it has arrived then
-                self._mean_C.add_(self.residual_N[start:stop], alpha=1 / me.world)
+            if rank == own:
+                if self.trains:
+                    self._mean_C.add_(self.grad_N[part], alpha=scale)
+                if self.residual_N is not None:  # it has arrived then
+                    self._mean_C.add_(self.residual_N[part], alpha=scale)
+            elif rank in self.workers:
+                payload = self.chunks.payload(own, into[rank], announced[rank])
+                self.codec.merge(payload, self._mean_C, scale=scale)
 
     def _encode_mean(self) -> int:
-        """W times the loss is this rank's residual, as a W-th reaches the next mean."""
+        """The loss times the number of workers is this rank's residual.
+
+        One part of this number reaches the next mean.
+        """
         me = self.me
         residual_C = None
         if self.residual_N is not None:
@@ -432,7 +483,7 @@ class Aggregator:
         )
         if residual_C is not None:
             # W times a loss of gradients near the end of the range may leave it.
-            residual_C.mul_(me.world)
+            residual_C.mul_(len(self.workers))
             clear_not_finite(residual_C)
         return payload.size_bytes
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .dgc import dgc as dgc
     from .fp8 import fp8 as fp8
     from .int8 import int8 as int8
-    from .lossless import lossless as lossless
     from .none import none as none
     from .nonzero import nonzero as nonzero
     from .onebit import onebit as onebit

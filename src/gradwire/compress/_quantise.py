@@ -6,7 +6,6 @@ import torch
 
 from ..contract.bounds import check_number
 from ..dsl.language import Scalar, finite, where
-from ..errors import invalid
 
 _FLOAT32 = torch.finfo(torch.float32)
 _LEAST = _FLOAT32.tiny * _FLOAT32.eps
@@ -44,14 +43,3 @@ def check_positive(what: str, value: object, remedy: str) -> None:
         f"a finite number above 0, in float32 {_FLOAT32.tiny:.3g} to {_FLOAT32.max:.3g}"
     )
     check_number(what, value, accepted, remedy, _FLOAT32.tiny, _FLOAT32.max)
-
-
-def check_choice(what: str, value: object, accepted: tuple[object, ...]) -> None:
-    """Refuses all but the values in ``accepted``."""
-    if value not in accepted:
-        raise invalid(
-            what,
-            value,
-            f"{', '.join(map(repr, accepted[:-1]))} or {accepted[-1]!r}",
-            "choose one of them",
-        )

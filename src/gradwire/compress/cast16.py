@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from ..contract import Layout, Memory, Residual, State, Traits
+from ..contract.bounds import check_choice
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
-from ..errors import invalid
 from ..kernels import cast
 from ._prescale import Prescaled
 from ._residual import as_working
+
+_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +54,7 @@ class cast16(Prescaled):
     )
 
     def __post_init__(self) -> None:
-        if self.dtype not in (torch.bfloat16, torch.float16):
-            raise invalid(
-                "cast16 dtype",
-                self.dtype,
-                "torch.bfloat16 or torch.float16",
-                "choose one of them",
-            )
+        check_choice("cast16 dtype", self.dtype, _DTYPES)
         super().__post_init__()
 
     def format(self, spec: TensorSpec) -> Format:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..contract import Compressor, Traits
+from ..contract.bounds import check_choice
 from ..dsl.language import (
     Compressed,
     Scalar,
@@ -37,7 +38,7 @@ from ..dsl.language import (
     where,
 )
 from ..dsl.program import Program
-from ._quantise import check_choice, divisible, inverse, lift
+from ._quantise import divisible, inverse, lift
 
 BITWIDTHS = (2, 4, 8)
 

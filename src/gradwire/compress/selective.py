@@ -62,7 +62,7 @@ from ..contract import (
     Traits,
     synchronise_alone,
 )
-from ..contract.bounds import check_share, check_whole
+from ..contract.bounds import check_choice, check_share, check_whole
 from ..contract.compressor import Residual
 from ..contract.payload import Field, Format, Payload, slot_bytes
 from ..contract.registry import KINDS, load, names
@@ -72,7 +72,6 @@ from ..errors import InvalidSetting, RanksDiffer, invalid
 from ..kernels import select
 from ..kernels.distinct import count_distinct
 from ._coo import check_addressable, round_to_wire
-from ._quantise import check_choice
 from ._residual import as_working
 
 # ---- which tensors travel dense, and the density left to the others ------------------

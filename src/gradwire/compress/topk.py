@@ -31,15 +31,14 @@ import torch
 from torch import Tensor
 
 from ..contract import Layout, State, Traits
-from ..contract.bounds import check_share
+from ..contract.bounds import check_choice, check_share
 from ..contract.payload import Format, Payload
 from ..contract.spec import TensorSpec, spec_of
-from ..errors import invalid
 from ..kernels import select
 from ._coo import Coo, check_addressable, coo_format, round_to_wire, share_of
 from ._residual import EncodesMany, as_working
 
-_VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +69,7 @@ class topk(EncodesMany, Coo):
 
     def __post_init__(self) -> None:
         check_share("topk density", self.density)
-        if self.values not in _VALUE_DTYPES:
-            raise invalid(
-                "topk values",
-                self.values,
-                "torch.float32, torch.bfloat16 or torch.float16",
-                "choose one of them",
-            )
+        check_choice("topk values", self.values, _DTYPES)
 
     def kept(self, numel: int) -> int:
         """The number of kept elements of ``numel``, at least one unless it is 0."""

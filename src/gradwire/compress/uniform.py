@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..contract import Traits
+from ..contract.bounds import check_choice
 from ..dsl.language import (
     Compressed,
     Vector,
@@ -32,7 +33,7 @@ from ..dsl.language import (
     uint,
 )
 from ..dsl.program import Program
-from ._quantise import check_choice, divisible, inverse, lift
+from ._quantise import divisible, inverse, lift
 
 BITWIDTHS = (1, 2, 4, 8)
 

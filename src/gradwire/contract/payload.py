@@ -179,13 +179,18 @@ class Payload:
     def size_bytes(self) -> int:
         return self.format.size_bytes
 
-    def __getitem__(self, name: str) -> Tensor:
+    @property
+    def content(self) -> Tensor:
+        """The bytes; raises ``InvalidSetting`` where there is only a size."""
         if self.buffer is None:
             raise invalid(
                 "payload", "size only", "one with content", "encode a gradient first"
             )
+        return self.buffer
+
+    def __getitem__(self, name: str) -> Tensor:
         start, stop, dtype = self.format.place(name)
-        return self.buffer[start:stop].view(dtype)
+        return self.content[start:stop].view(dtype)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{f.name}: {f.numel} {f.dtype}" for f in self.format)

@@ -166,8 +166,7 @@ def with_scalars(made: Kernels, calls: Sequence[Call]) -> list[Call]:
             made.built, stage, known
         )
         known = [
-            call._replace(operands={**call.operands, **scalars})
-            for call, scalars in zip(known, results, strict=True)
+            call.beside(scalars) for call, scalars in zip(known, results, strict=True)
         ]
     each = iter(known)
     return [next(each) if call.numel else call for call in calls]
@@ -186,15 +185,13 @@ def _picked(
     device = calls[0].device
     samples = scratch("sample", torch.float32, counts, device)
     drawing = [
-        call._replace(
-            numel=count,
-            operands={
-                **call.operands,
+        call.beside(
+            {
                 "population": _single(call.numel, torch.int32, device),
                 "num_drawn": _single(count, torch.int32, device),
                 "sample": sample_S,
-            },
-        )
+            }
+        )._replace(numel=count)
         for call, count, sample_S in zip(calls, counts, samples, strict=True)
     ]
     run_forms(built, made.plain, made.with_residual, drawing)
@@ -233,9 +230,7 @@ def _combined(
         _vectors(made, count, call) for count, call in zip(counts, calls, strict=True)
     ]
     filling = [
-        call._replace(
-            operands={**call.operands, **dict(zip(of_blocks, vectors, strict=True))}
-        )
+        call.beside(dict(zip(of_blocks, vectors, strict=True)))
         for call, vectors in zip(calls, values, strict=True)
     ]
     run_forms(built, made.plain, made.with_residual, filling)
@@ -318,7 +313,7 @@ def encode_kept(
         for call, buffer in zip(calls, buffers, strict=True)
     ]
     keeping = [
-        call._replace(operands={**call.operands, **room}, payload=head)
+        call.beside(room)._replace(payload=head)
         for call, room, head in zip(calls, memory, heads, strict=True)
     ]
     counts = run_forms(made.built, made.encode, made.encode_with_residual, keeping)
@@ -356,12 +351,10 @@ def _payload(
     program = made.traced
     head = call.payload
     assert head is not None
-    assert head.buffer is not None
     count = kept[program.indices.name].numel()
     payload = _in_front(program_format(program, call.numel, count), buffer, call.device)
     if head.size_bytes and buffer is None:
-        assert payload.buffer is not None
-        payload.buffer[: head.size_bytes].copy_(head.buffer)
+        payload.content[: head.size_bytes].copy_(head.content)
     for field in program.kept if count else ():
         own_K = kept[field.name]
         is_coded = field.dtype in UNSIGNED and field.dtype is not DType.UINT8
@@ -430,9 +423,8 @@ def _values(made: Kernels, payload: Payload) -> Tensor:
         and decoded.arg.extent is Extent.ELEMENT
     ):
         return payload[decoded.arg.name]
-    assert payload.buffer is not None
     count = payload[made.traced.indices.name].numel()
-    (out_K,) = scratch("out", torch.float32, [count], payload.buffer.device)
+    (out_K,) = scratch("out", torch.float32, [count], payload.content.device)
     made.built.run_many(
         made.decode, (Call({OUT.name: out_K}, count, Draws(), payload),)
     )
@@ -537,7 +529,10 @@ class Generated(Compressor):
         self, payloads: Sequence[Payload], outs: Sequence[Tensor], *, scale: float = 1.0
     ) -> None:
         made = self.kernels()
-        whole = [out_N if _fits(out_N) else _float32_like(out_N) for out_N in outs]
+        whole = [
+            out_N if _fits(out_N) else torch.empty_like(out_N, dtype=torch.float32)
+            for out_N in outs
+        ]
         for payload, out_N in zip(payloads, outs, strict=True):
             _check_matching(made, payload, out_N)
         if made.traced.keep is None:
@@ -622,10 +617,6 @@ def _of_rank(codec: Any, rank: int) -> Compressor:
 
 def _fits(vector_N: Tensor) -> bool:
     return vector_N.dtype == torch.float32 and vector_N.is_contiguous()
-
-
-def _float32_like(out_N: Tensor) -> Tensor:
-    return torch.empty(out_N.numel(), dtype=torch.float32, device=out_N.device)
 
 
 def _checked(grad_N: Tensor, residual_N: Residual) -> Tensor:

@@ -62,14 +62,9 @@ class Call(NamedTuple):
         """The device on which all operands lie."""
         return next(iter(self.operands.values())).device
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the operands lie where C++ can reach them."""
-        return next(iter(self.operands.values())).is_cpu
-
-    def beside(self, name: str, operand: Tensor) -> Call:
-        """The call with one operand more."""
-        return self._replace(operands={**self.operands, name: operand})
+    def beside(self, operands: Mapping[str, Tensor]) -> Call:
+        """The call with some operands more."""
+        return self._replace(operands={**self.operands, **operands})
 
     def words(self, kernel: Kernel) -> list[int]:
         """The numbers of csrc/blocks.h's Tensor, whose addresses need no views."""
@@ -79,8 +74,7 @@ class Call(NamedTuple):
                 self.operands[buffer.name].data_ptr() for buffer in kernel.buffers
             ]
             return words
-        assert self.payload.buffer is not None
-        base = self.payload.buffer.data_ptr()
+        base = self.payload.content.data_ptr()
         places = self.payload.format.places
         for buffer in kernel.buffers:
             operand = self.operands.get(buffer.name)
@@ -205,14 +199,6 @@ def _cast(node: Node, value: Tensor) -> Tensor:
     return value.to(torch.int64).clamp(low, high).int()
 
 
-def _smaller(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a < b) | (a != a), a, b)
-
-
-def _greater(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where((a > b) | (a != a), a, b)
-
-
 def canonical(value: Tensor) -> Tensor:
     """``value`` with one zero and one NaN, whatever operations they came from."""
     if not value.dtype.is_floating_point:
@@ -234,8 +220,16 @@ SPELLINGS: dict[Op, Spelling] = {
     Op.SUB: Spelling(operator.sub, "{} - {}"),
     Op.MUL: Spelling(operator.mul, "{} * {}"),
     Op.DIV: Spelling(operator.truediv, "{} / {}", "tl.div_rn({}, {})"),
-    Op.SMALLER: Spelling(_smaller, "gw::smaller({}, {})", "gw.smaller({}, {})"),
-    Op.GREATER: Spelling(_greater, "gw::greater({}, {})", "gw.greater({}, {})"),
+    Op.SMALLER: Spelling(
+        lambda a, b: torch.where((a < b) | (a != a), a, b),
+        "gw::smaller({}, {})",
+        "gw.smaller({}, {})",
+    ),
+    Op.GREATER: Spelling(
+        lambda a, b: torch.where((a > b) | (a != a), a, b),
+        "gw::greater({}, {})",
+        "gw.greater({}, {})",
+    ),
     Op.NEG: Spelling(operator.neg, "-({})", "-{}"),
     Op.ABS: Spelling(torch.abs, "gw::abs({})", "tl.abs({})"),
     Op.FLOOR: Spelling(torch.floor, "gw::floor({})", "gw.floored({})"),

@@ -52,6 +52,11 @@ def named_collective(exchange: object) -> Collective | None:
     )
 
 
+def servers_of(exchange: object) -> int:
+    """The number of ranks that only aggregate in an exchange; 0 if all ranks train."""
+    return getattr(named_collective(exchange), "servers", None) or 0
+
+
 def is_pair(exchange: Exchange) -> bool:
     """Whether this is a compressor and a collective, maybe with error feedback.
 
@@ -67,7 +72,7 @@ def beside(exchange: object) -> Exchange:
     """The exchange of uncompressed gradients beside ``exchange``.
 
     It has the momentum and the clipping of ``exchange``, as the optimizer has neither
-    for them.
+    for them. If ranks only aggregate there, they do so here too.
 
     >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange.clipping import with_clipping
@@ -77,6 +82,9 @@ def beside(exchange: object) -> Exchange:
     if isinstance(exchange, Wrapper):
         inner = beside(exchange.inner)
         return replace(exchange, inner=inner) if exchange.goes_beside else inner
+    if servers_of(exchange):
+        assert isinstance(exchange, Pair), "a collective has servers"
+        return pair(none(), exchange.collective)
     return exchange_for(none())
 
 

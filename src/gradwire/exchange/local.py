@@ -298,9 +298,9 @@ def _collect(members: tuple[_Pending, ...]) -> None:
     for rank, verb in enumerate(verbs):
         match verb:
             case AllReduce(buf):
-                buf.copy_(_sum(bufs))
+                buf.copy_(sum(bufs[1:], bufs[0]))
             case ReduceScatter(out, _):
-                out.copy_(_sum(bufs).chunk(len(verbs))[rank])
+                out.copy_(sum(bufs[1:], bufs[0]).chunk(len(verbs))[rank])
             case AllGather(out, _):
                 out.copy_(torch.cat(bufs))
             case Broadcast(src, buf):
@@ -341,10 +341,3 @@ def _parts_for(
             f"send {sent_sizes}; sizes must agree"
         )
     return parts
-
-
-def _sum(bufs: list[torch.Tensor]) -> torch.Tensor:
-    total = bufs[0].clone()
-    for buf in bufs[1:]:
-        total += buf
-    return total

@@ -118,8 +118,8 @@ def with_decoupled_momentum(
     Raises:
         InvalidSetting: The exchange may lose more than it was given.
 
-    >>> from gradwire.compress.demo import demo
-    >>> with_decoupled_momentum(demo(keep=8)).decay
+    >>> from gradwire.compress.topk import topk
+    >>> with_decoupled_momentum(topk()).decay
     0.999
     """
     exchange = exchange_for(algorithm)

@@ -48,7 +48,7 @@ from ..contract.registry import load
 from ..contract.spec import TensorSpec
 from ..contract.verbs import Steps
 from ..errors import invalid, names_checked
-from ..kernels.sparse.entries import check_width, num_units
+from ..kernels.sparse.entries import as_units, check_width, num_units
 from .by_name import exchange_for, is_pair
 from .error_feedback import ErrorFeedback, Wrapper
 from .pair import PairState, pair
@@ -151,10 +151,8 @@ class _counted(nonzero):
     ) -> tuple[Payload, State]:
         if isinstance(state, Payload):
             assert buffer is not None
-            assert state.buffer is not None
-            return Payload(
-                state.format, buffer[: state.size_bytes].copy_(state.buffer)
-            ), None
+            content = buffer[: state.size_bytes].copy_(state.content)
+            return Payload(state.format, content), None
         return super().encode(None, grad_N, residual_N=residual_N, buffer=buffer)
 
 
@@ -243,19 +241,11 @@ class Natural(Wrapper):
         return best.scheme if best.seconds < other_way_s(at, sent) else INNER
 
 
-def count_units(grad_N: Tensor, residual_N: Residual, width: int) -> int:
+def count_units(grad_N: Tensor, residual_N: Tensor, width: int) -> int:
     """The number of units in which the gradient or its residual is not zero."""
-    units = torch.zeros(
-        num_units(grad_N.numel(), width), dtype=torch.bool, device=grad_N.device
-    )
-    for part_N in (grad_N, residual_N):
-        if part_N is None:
-            continue
-        whole = part_N.numel() // width
-        rows = part_N[: whole * width].view(whole, width)
-        units[:whole] |= rows.ne(0).any(1)
-        units[whole:] |= part_N[whole * width :].ne(0).any()
-    return int(units.sum())
+    own = as_units(grad_N, width).ne(0).any(1)
+    kept = as_units(residual_N, width).ne(0).any(1)
+    return int((own | kept).sum())
 
 
 @names_checked

@@ -304,10 +304,10 @@ class Snapshot(NamedTuple):
     """The rank that it is for."""
     epoch: int
     version: int
-    counted: tuple[tuple[int, int], ...]
-    """The number of the last push in a merge, by rank."""
     steps: int
     tokens: int
+    counted: tuple[tuple[int, int], ...]
+    """The number of the last push in a merge, by rank."""
     payload_B: Tensor
 
 

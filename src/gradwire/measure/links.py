@@ -173,30 +173,69 @@ def measure_cluster(
         )
     if engine.ranks_per_host > 1:
         return _measure_hosts(engine, sizes_bytes, verbs, budget_s, rounds, codecs)
-    cases = []
-    for verb in verbs:
-        for size_bytes in sizes_bytes:
-            per_rank = -(-size_bytes // (ITEM_BYTES * engine.world))
-            numel = per_rank * (1 if verb == "all_gather" else engine.world)
-            cases.append(
-                _Case(verb, numel, [_maker(verb, numel, engine.rank, engine.world)])
-            )
+    cases = _verb_cases(engine, verbs, _numels(engine, sizes_bytes))
     seconds = _message_s(engine, cases, budget_s, rounds, advance)
     fits = dict(zip(verbs, _lines(cases, seconds, len(sizes_bytes)), strict=True))
     link = _link(engine, fits, engine.world, budget_s, rounds)
     cluster = Cluster(
         num_ranks=engine.world,
         rate_bytes_per_s=rate_bytes_per_s or link.rate_bytes_per_s,
-        hop_s=link.work_s,
-        latency_s=link.latency_s,
         collectives=fits,
-        codecs=dict(codecs or {}),
-        host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
-        cores=shared_cores(partial(figures_of_all, engine)),
         processors=_processors(engine, cases),
         source=_source(f"{engine.world} ranks"),
     )
-    return broadcast_figures(engine, cluster)
+    return _completed(engine, cluster, link, codecs, budget_s, rounds)
+
+
+def _completed(
+    engine: Engine,
+    cluster: Cluster,
+    link: _Link,
+    codecs: Mapping[str, CodecFit] | None,
+    budget_s: float,
+    rounds: int,
+) -> Cluster:
+    """Rank 0's cluster with the figures that are measured alike on all clusters."""
+    figures = {
+        "hop_s": link.work_s,
+        "latency_s": link.latency_s,
+        "codecs": dict(codecs or {}),
+        "host_share": host_share(engine, budget_s=budget_s, rounds=rounds),
+        "cores": shared_cores(partial(figures_of_all, engine)),
+    }
+    return broadcast_figures(engine, cluster.model_copy(update=figures))
+
+
+def _numels(engine: Engine, sizes_bytes: Sequence[int]) -> list[int]:
+    """The elements of messages of these sizes: as many for each rank."""
+    world = engine.world
+    return [
+        -(-size_bytes // (ITEM_BYTES * world)) * world for size_bytes in sizes_bytes
+    ]
+
+
+def _verb_cases(
+    engine: Engine, verbs: Sequence[VerbName], numels: Sequence[int]
+) -> list[_Case]:
+    """Cases of verbs among hosts, for the shares of messages of ``numels`` elements.
+
+    Where each host has one rank, its share is the message.
+    """
+    count = engine.ranks_per_host
+    cases = []
+    for verb in verbs:
+        for numel in numels:
+            share = numel // (engine.world if verb == "all_gather" else count)
+            make = _maker(verb, share, engine.rank // count, engine.world // count)
+            cases.append(_Case(verb, share, [_across(engine, make)]))
+    return cases
+
+
+def _across(engine: Engine, make: Make) -> Make:
+    """Makes the same steps, among the ranks of one place on all hosts."""
+    if engine.ranks_per_host == 1:
+        return make
+    return lambda: among_hosts(make())
 
 
 class _Link(NamedTuple):
@@ -273,8 +312,7 @@ def _distance_s(engine: Engine, world: int, budget_s: float, rounds: int) -> flo
     cases = []
     for some in (verbs[:2], verbs):
         make = partial(_verbs, *some)
-        moved: Make = lambda make=make: among_hosts(make())  # type: ignore[misc]  # noqa: E731
-        cases.append(_Case("send", 1, [moved if count > 1 else make]))
+        cases.append(_Case("send", 1, [_across(engine, make)]))
     one_s, all_s = _message_s(engine, cases, budget_s, rounds)
     distance_s = one_s - (all_s - one_s) / (AT_ONCE - 1)
     return distance_s if distance_s >= FAR_S else 0.0
@@ -316,21 +354,15 @@ def _measure_hosts(
     count = engine.ranks_per_host
     num_hosts = engine.world // count
     sizes = len(sizes_bytes)
-    numels = [
-        -(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes
-    ]
-    own_host, place = divmod(engine.rank, count)
+    numels = _numels(engine, sizes_bytes)
+    place = engine.rank % count
     within_host = on_hosts(exchange_for(none()), count)
     cases = [
         _Case("all_reduce", n, [_dense_maker(within_host, place, count, n)])
         for n in numels
     ]
-    for verb in verbs if num_hosts > 1 else ():
-        for numel in numels:
-            share = numel // (engine.world if verb == "all_gather" else count)
-            make = _maker(verb, share, own_host, num_hosts)
-            moved: Make = lambda make=make: among_hosts(make())  # type: ignore[misc]  # noqa: E731
-            cases.append(_Case(verb, share, [moved]))
+    if num_hosts > 1:
+        cases += _verb_cases(engine, verbs, numels)
     whole = _Case("all_reduce", numels[0], [_all_reduce_maker(numels[0], engine)])
     *seconds, whole_s = _message_s(engine, [*cases, whole], budget_s, rounds)
     if num_hosts > 1:
@@ -354,15 +386,10 @@ def _measure_hosts(
     cluster = Cluster(
         num_ranks=engine.world,
         rate_bytes_per_s=count * link.rate_bytes_per_s,
-        hop_s=link.work_s,
-        latency_s=link.latency_s,
         host=host,
-        codecs=dict(codecs or {}),
-        host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
-        cores=shared_cores(partial(figures_of_all, engine)),
         source=_source(f"{num_hosts} hosts of {count} ranks"),
     )
-    return broadcast_figures(engine, cluster)
+    return _completed(engine, cluster, link, codecs, budget_s, rounds)
 
 
 def _lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import sqrt
 from typing import NamedTuple
@@ -141,11 +142,8 @@ def words_of(plan: Plan) -> str:
     >>> words_of(ddp(catalogue.load("vgg16"), cluster))
     '6 messages: 6 dense'
     """
-    kinds: dict[str, int] = {}
-    for message in plan.messages:
-        exchange = message.exchange
-        kind = DENSE if exchange == DENSE else plan.exchanges[exchange].compressor
-        kinds[kind] = kinds.get(kind, 0) + 1
+    names = {name: made.compressor for name, made in plan.exchanges.items()}
+    kinds = Counter(names.get(m.exchange, DENSE) for m in plan.messages)
     shares = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     ahead = ", under the next forward pass" if plan.overlap_forward else ""
     return f"{len(plan.messages)} messages: {shares}{ahead}"

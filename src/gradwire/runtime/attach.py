@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from ..compress.none import none
 from ..contract import Compressor, Exchange
 from ..contract.spec import NamedParam
-from ..errors import invalid
+from ..errors import InvalidSetting, invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import being_built
@@ -196,6 +196,9 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
         )
     warn_of_versions()
     settings.choose_store()
+    is_module = isinstance(model, nn.Module)
+    if mesh is not None and is_module and has_dtensors(model.named_parameters()):
+        raise refusal_of(Feature.MESH, Feature.DTENSORS).error(mesh)
     if mesh is not None and group is not None:
         raise invalid(
             "group", group, "None beside mesh=, which names the ranks", "leave it out"
@@ -235,6 +238,8 @@ class Attachment:
     """The function that a user has called, as `pairs` names it."""
     quorum: int | None = None
     """The quorum of local steps in partial rounds, if it is such a call."""
+    serves = False
+    """Whether this rank only aggregates."""
     model: nn.Module
     settings: Settings
     params: list[NamedParam]
@@ -284,13 +289,18 @@ class Attachment:
         """Refuses a model and settings that cannot be used, and keeps both."""
         reshard(model)
         refuse_wrong_model(model)
-        if grid.mesh is not None and has_dtensors([*model.named_parameters()]):
-            raise refusal_of(Feature.MESH, Feature.DTENSORS).error(grid.mesh)
         self.model = model
         self.settings = settings.checked(grid.mesh, grid.who)
         self.params = trained(model)
         facts = Facts(model, self.params, self.settings, self.way)
         refuse_pairs(facts._replace(quorum=self.quorum))
+        who = grid.who
+        first = who.world - self.settings.servers
+        if (who.rank >= first) != self.serves:
+            raise InvalidSetting(
+                f"this is rank {who.rank} of {who.world}: call gw.attach on ranks "
+                f"below {first}, and gw.serve on all others"
+            )
         refuse_other_shards(model, grid.who.ranks)
         is_compared = self.settings.failure.check_every is not None
         if grid.who.world > 1 and self.way == "attach" and is_compared:
@@ -328,8 +338,10 @@ class Attachment:
         if self.newcomer is None:
             networks = agree(grid.who, fingerprint, timeout)
         listeners.clear()
-        channels = self.settings.channels
-        agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
+        # Local steps send shards of other lengths in other messages.
+        alike = messages if self.way == "attach" else []
+        settings = fingerprint[SETTINGS]
+        agree_among_shards(grid.who, grid.shards, settings, alike, timeout)
         return networks
 
     def _healing(self, announced: str) -> Healing | None:
@@ -400,6 +412,8 @@ class Attachment:
             warn_of_pairs(
                 Facts(self.model, self.params, settings, self.way, self.optimizer)
             )
+            if settings.servers:
+                engine.open_to_servers(settings.servers)
             synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
             progress = Progress(synchroniser, recorder, self.params, settings.scaler)
             undo.callback(observe(settings.scaler, progress))
@@ -591,24 +605,39 @@ class Attachment:
             self.run,
             self.backend,
         )
-        if hooks is not None and settings.failure.on_failure == "shrink":
-            from .survive.shrink import Shrinking
-
-            hooks.shrinking = Shrinking(
-                handle,
-                self.run,
-                progress,
-                params,
-                self.messages,
-                undo,
-                self.healing,
-                self.newcomer,
-            )
+        if settings.failure.on_failure == "shrink":
+            self._survive(handle, progress, hooks or buckets, undo)
         if buckets is not None and isinstance(model, DistributedDataParallel):
             from .ddp.comm_hook import refuse_fewer
 
-            undo.callback(refuse_fewer(model))
+            survives = settings.failure.on_failure == "shrink"
+            undo.callback(refuse_fewer(model, survives=survives))
         return handle
+
+    def _survive(
+        self, handle: Handle, progress: Progress, hooks: Any, undo: ExitStack
+    ) -> None:
+        """Has ranks go on without lost ranks."""
+        from .survive.groups import open_group
+        from .survive.shrink import Shrinking
+
+        hooks.shrinking = Shrinking(
+            handle,
+            self.run,
+            progress,
+            self.params,
+            self.messages,
+            undo,
+            self.healing,
+            self.newcomer,
+        )
+        if isinstance(model := self.model, DistributedDataParallel):
+            hooks.shrinking.on_drop = hooks.drop
+            name = f"{progress.synchroniser.engine.who.name}/ddp {handle.rank}"
+            backends = dist.get_backend_config(model.process_group)
+            alone = open_group(name, 0, 1, self.settings.failure.timeout, backends)
+            undo.callback(lambda: hooks.rejoin(self.run.group))
+            hooks.stand_alone(alone)
 
     def _overlapping(self, progress: Progress) -> Callable[[], Overlap] | None:
         """Makes the overlap of the next forward pass; None if no plan can ask it."""
@@ -623,7 +652,7 @@ class Attachment:
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
         """The hooks of a DDP model that has messages, or may get some; else None."""
-        from .ddp.comm_hook import DDPInTurn, count_steps, serve_hook
+        from .ddp.comm_hook import DDPHooks, DDPInTurn, count_steps, serve_hook
 
         settings = self.settings
         params = self.params
@@ -633,8 +662,14 @@ class Attachment:
         is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
         # A static graph gives its gradients to DDP late, and twice in the first step.
         takes_turns = settings.pilot is not None and is_flat and not model.static_graph
-        serve = DDPInTurn if takes_turns else serve_hook
-        hooks: DDPHooks | DDPInTurn = serve(progress, model, params)
+        hooks: DDPHooks | DDPInTurn
+        if takes_turns:
+            hooks = DDPInTurn(progress, model, params)
+        else:
+            kind = DDPHooks
+            if settings.failure.on_failure == "shrink":
+                from .ddp.surviving import SurvivingHooks as kind
+            hooks = serve_hook(progress, model, params, kind)
         undo.callback(hooks.remove)
         return hooks
 

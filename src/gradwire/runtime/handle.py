@@ -422,8 +422,8 @@ class Handle:
             DTensors of the shape (replicas, *shape of the parameter*).
 
         Raises:
-            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several
-                ranks.
+            InvalidSetting: The handle is of ``auto``, of local steps with a quorum or
+                of hosts of several ranks.
         """
         from .state.sharded import sharded_state
 
@@ -514,6 +514,9 @@ class Handle:
         from .state import checkpoint
         from .state.table import Origin
 
+        if self._engine.servers:
+            accepted = "of ranks that all train: servers keep state of their own"
+            raise invalid("handle", "one beside servers", accepted, "save the model")
         per_host = self._engine.ranks_per_host
         return Origin(
             self._algorithm,

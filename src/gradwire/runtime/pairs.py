@@ -44,7 +44,10 @@ class Feature(StrEnum):
     QUORUM = "quorum"
     JOINT_PAYLOAD = "an exchange that ranks make together"
     REDUCE_SCATTER = "fsdp.reduce_scatter"
+    SERVERS = "servers"
+    SCALER = "scaler"
     DDP = "DDP"
+    DDP_COLLECTIVES = "DDP's own collectives"
     DTENSORS = "DTensors (fully_shard)"
     MESH = "mesh"
     SPARSE_ROWS = "sparse rows"
@@ -138,6 +141,20 @@ def _no_optimizer(facts: Facts) -> bool:
     )
 
 
+def _ddp_collectives(facts: Facts) -> str:
+    """The setting by which a DDP model has collectives of its own in each step."""
+    ddp = facts.model
+    if not isinstance(ddp, DistributedDataParallel):
+        return ""
+    settings = {
+        "broadcast_buffers": ddp.broadcast_buffers and bool([*ddp.buffers()]),
+        "find_unused_parameters": ddp.find_unused_parameters,
+        "static_graph": ddp.static_graph,
+        "delay_all_reduce_named_params": bool(ddp._delay_all_reduce_params),
+    }
+    return next((f"{name}=" for name, is_set in settings.items() if is_set), "")
+
+
 def _joint_payload(facts: Facts) -> Any:
     """The exchange, if no rank can make its payload alone."""
     exchange = facts.settings.exchange
@@ -192,7 +209,10 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     Feature.QUORUM: lambda facts: facts.quorum,
     Feature.JOINT_PAYLOAD: _joint_payload,
     Feature.REDUCE_SCATTER: lambda facts: facts.way == Feature.REDUCE_SCATTER,
+    Feature.SERVERS: lambda facts: facts.settings.servers,
+    Feature.SCALER: lambda facts: facts.settings.scaler,
     Feature.DDP: lambda facts: isinstance(facts.model, DistributedDataParallel),
+    Feature.DDP_COLLECTIVES: _ddp_collectives,
     Feature.DTENSORS: lambda facts: has_dtensors(facts.params),
     Feature.MESH: _ranks_per_host,
     Feature.SPARSE_ROWS: lambda facts: next(iter(_rows(facts)), ""),
@@ -313,7 +333,7 @@ refuse(
     Feature.MESH,
     Feature.DTENSORS,
     "None beside parameters that are DTensors",
-    remedy="write group=mesh['replicate'] instead",
+    remedy="write group=mesh['replicate'], or the sites' dimension under local_steps",
 )
 for _name in (Feature.BUCKET_CAP, Feature.NUM_CHANNELS, Feature.COMPRESS_IF):
     refuse(_name, Feature.PLAN, "None beside a plan, which decides it", remedy=_OUT)
@@ -356,9 +376,9 @@ refuse(
 _RESTART = "leave on_failure out, and restart from a checkpoint"
 refuse(
     Feature.ON_FAILURE,
-    Feature.DDP,
-    "'end' beside a DDP model, whose own connections break",
-    remedy=_RESTART,
+    Feature.DDP_COLLECTIVES,
+    "'end' beside a DDP model with {second}, by which DDP itself waits for lost ranks",
+    remedy="make it without, or attach its module",
 )
 refuse(
     Feature.ON_FAILURE,
@@ -423,9 +443,10 @@ for _name in (Feature.PLAN, Feature.AUTO):
     )
 refuse(
     Feature.DTENSORS,
-    Feature.LOCAL_STEPS,
-    "one with plain parameters",
-    remedy="call gw.attach, or train a model that is whole on each rank",
+    Feature.QUORUM,
+    "one with plain parameters beside quorum=: the shards of an island would close "
+    "rounds with other sites",
+    remedy="leave quorum= out, so that sites exchange in lock step",
     what="model",
     given="one with DTensors",
 )
@@ -450,6 +471,20 @@ refuse(
     "None beside quorum=: each rank pushes alone",
     remedy="leave one of them out",
 )
+for _name in (
+    Feature.LOCAL_STEPS,
+    Feature.ADAPT,
+    Feature.DDP,
+    Feature.DTENSORS,
+    Feature.MESH,
+    Feature.SHARDS,
+    Feature.SPARSE_ROWS,
+    Feature.SCALER,
+    Feature.GUARD,
+    Feature.ON_FAILURE,
+):
+    _why = f"None beside {_name}, which needs a model on each rank"
+    refuse(Feature.SERVERS, _name, _why, remedy="let each rank train")
 
 _NOT_OVERLAPPED = (
     "the plan asks to overlap the next forward pass, and this run does not: "

@@ -28,7 +28,7 @@ from ..contract.compressor import KeywordSettings
 from ..contract.registry import KINDS, load, names
 from ..contract.spec import DTYPE_NAMES, DTYPES, NamedParam
 from ..errors import InvalidSetting, UnknownName, invalid, with_brackets
-from ..exchange.by_name import exchange_for
+from ..exchange.by_name import exchange_for, servers_of
 from ..planning.default_fusion import DEFAULT_CHANNELS, matrices
 from .engine.backends import BACKENDS
 from .grid.shards import ranks_of_each_host
@@ -256,6 +256,19 @@ class Settings:
         return self.plan is not None and self.plan.overlap_forward
 
     @property
+    def servers(self) -> int:
+        """The number of ranks that only aggregate; 0 if all ranks train.
+
+        Raises ``InvalidSetting`` for a plan whose messages do not agree on it.
+        """
+        numbers = {servers_of(exchange) for exchange in exchanges_in(self.exchange)}
+        if len(numbers) > 1:
+            accepted = "the same in all messages of a plan, uncompressed ones too"
+            remedy = "give each message an exchange by casync_ps with these servers"
+            raise invalid("servers", sorted(numbers), accepted, remedy)
+        return max(numbers, default=0)
+
+    @property
     def asks_for_messages(self) -> bool:
         """Whether a setting is given that gradwire's messages obey and DDP's do not."""
         options = self.options
@@ -266,6 +279,7 @@ class Settings:
             or options.backend != "auto"
             or failure.check_every not in (None, DEFAULT_CHECK_EVERY)
             or failure.timeout != DEFAULT_TIMEOUT
+            or failure.on_failure != "end"
         )
 
     @property

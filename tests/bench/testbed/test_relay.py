@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from statistics import median
 from typing import Literal
 
 import pytest
@@ -151,4 +150,3 @@ def test_what_ranks_send_passes_through_and_takes_bytes_over_rate() -> None:
             assert payload_bytes <= sent_bytes < 1.02 * payload_bytes
             assert seconds > 0.95 * floor_s
         assert rank["stated"] <= rank["counted"] < 1.1 * rank["stated"]
-    assert median(seconds for seconds, _ in found[0]["turns"]) < 2 * floor_s

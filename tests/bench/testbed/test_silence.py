@@ -26,6 +26,8 @@ from gradwire.contract.verbs import (
 from gradwire.runtime.transport import direct, wire
 from gradwire.runtime.transport.direct import HostChannel
 from gradwire.runtime.transport.wire import carry_out
+from gradwire_bench.testbed.hosts import Testbed, relayed_hosts
+from gradwire_bench.testbed.ranks import run_ranks
 from gradwire_bench.testbed.relay import RELAY, Client, RelayedStore, open_relay
 
 LIMIT_S = 4.0
@@ -38,7 +40,7 @@ NUMEL = int(3 * LIMIT_S * RATE / 4)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (direct, wire):
         monkeypatch.setattr(module, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(wire, "TREE_BYTES", 4096)
+    monkeypatch.setattr(direct, "TREE_BYTES", 4096)
     monkeypatch.setattr(direct, "AHEAD_BYTES", 8192)
 
 
@@ -87,6 +89,27 @@ def test_a_payload_may_take_longer_than_the_time_out(
     with open_relay(RATE, 0.01) as port:
         monkeypatch.setenv(RELAY, str(port))
         assert max(on_slow_links(work)) > 2 * LIMIT_S
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_no_rank_is_lost_while_payloads_take_many_times_the_time_out() -> None:
+    """The first parameters and a step at 10 Mbit/s, under "shrink"."""
+    rate_bytes_per_s = 1.25e6
+    size_bytes = int(4 * LIMIT_S * rate_bytes_per_s)
+    testbed = Testbed(hosts=2, rate_bytes_per_s=rate_bytes_per_s)
+    with relayed_hosts(testbed) as hosts:
+        ranks = run_ranks(
+            hosts,
+            "tests.bench.testbed.long_payload_rank",
+            {"numel": size_bytes // 4, "timeout_s": LIMIT_S},
+            report=lambda fraction, what: None,
+            timeout_s=200.0,
+        )
+    for found in ranks:
+        assert min(found["attached_s"], found["step_s"]) > 3 * LIMIT_S
+        assert found["sent_bytes"] >= size_bytes
+        assert (found["left"], found["world"]) == ([], 2)
 
 
 @pytest.mark.slow

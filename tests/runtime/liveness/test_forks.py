@@ -103,13 +103,17 @@ def test_detach_in_another_thread_waits_for_the_step(kind: str, two: Ranks) -> N
 
 def in_endless_backward(rank: int, world: int) -> int:
     net, model, handle = put("module")
-    handle._synchroniser.engine.timeout = timedelta(seconds=0.2)
+    engine = handle._synchroniser.engine
+    patient = engine.timeout
     said: list[BaseException] = []
 
     def work() -> None:
+        # for the detach alone, as ranks wait for each other behind it
+        engine.timeout = timedelta(seconds=0.2)
         thread = threading.Thread(target=detach)
         thread.start()
         thread.join()
+        engine.timeout = patient
 
     def detach() -> None:
         try:

@@ -367,7 +367,7 @@ def test_ranks_that_differ_and_refusals_are_told_to_all(two: Ranks) -> None:
 
 
 def uneven(rank: int, world: int) -> str:
-    net, optimizer, handle = prepared(Rhythm(3), timeout=timedelta(seconds=2))
+    net, optimizer, handle = prepared(Rhythm(3), timeout=timedelta(seconds=6))
     try:
         train(net, optimizer, rank, range(2 + rank))
         while True:

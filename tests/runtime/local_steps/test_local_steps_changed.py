@@ -568,7 +568,7 @@ def test_a_period_that_ends_elsewhere_is_named_with_ranks_and_steps(
 
 def too_few(rank: int, world: int, how: str) -> str:
     """Rank 0 has data for 5 steps, rank 1 for 8, and they exchange after 4 and 8."""
-    net, optimizer, handle = prepared(Rhythm(4), timeout=timedelta(seconds=2))
+    net, optimizer, handle = prepared(Rhythm(4), timeout=timedelta(seconds=6))
     try:
         train(net, optimizer, rank, range(5 + 3 * rank))
         if how == "ends":

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,16 +27,29 @@ from torch.optim import SGD
 import gradwire as gw
 from gradwire.errors import InvalidSetting, LoopMistake, RankFailed
 from gradwire.exchange.rounds import (
+    Contribution,
     FragmentLearner,
     FragmentOwner,
     Merge,
+    Opening,
     PartialRounds,
+    Pull,
+    Push,
     RoundCodec,
     Rules,
     codec_for_rounds,
 )
 from gradwire.runtime.local_steps.local_steps import cut_into
-from gradwire.runtime.local_steps.mail import Mail
+from gradwire.runtime.local_steps.mail import (
+    Drained,
+    Leaving,
+    Mail,
+    Note,
+    RoundMessage,
+    _message,
+    _parts,
+    _read,
+)
 from gradwire.runtime.local_steps.outer import DILOCO, Outer
 from gradwire.runtime.local_steps.partial_steps import Fragment, PartialSteps
 from gradwire_lab.exchange.virtual_rounds import VirtualRank
@@ -125,11 +142,12 @@ def of_other_lengths(rank: int, world: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.multi
-@each("world", [2, 4])
+@each("world", [2, 3, 4])
 def test_ranks_of_other_lengths_end_with_the_same_bits(
-    world: int, two: Ranks, four: Ranks
+    world: int, two: Ranks, four: Ranks, ranks_of: Callable[[int], Ranks]
 ) -> None:
-    first, *others = {2: two, 4: four}[world].run(of_other_lengths)
+    pool = {2: two, 4: four}.get(world) or ranks_of(world)
+    first, *others = pool.run(of_other_lengths)
     assert others == [first] * (world - 1)
     steps = sum(6 + 5 * rank for rank in range(world))
     for params, anchors, again, steps_of_all, tokens in first:
@@ -442,6 +460,48 @@ def test_detach_gives_the_connections_back(two: Ranks) -> None:
     assert two.run(channel_after) == [False, False]
 
 
+ENDS = """
+import atexit, sys, threading
+
+# called last, after all that gradwire and torch do at the end
+alive = lambda: [one.name for one in threading.enumerate() if "rounds" in one.name]
+atexit.register(lambda: print(alive()))
+import torch
+import gradwire as gw
+
+rank = int(sys.argv[1])
+where = f"file://{sys.argv[2]}"
+torch.distributed.init_process_group("gloo", where, rank=rank, world_size=3)
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(net.parameters())
+handle = gw.local_steps(net, optimizer, "none", every=2, quorum=1)
+for step in range(10**6):
+    net(torch.randn(8, 8)).square().mean().backward()
+    optimizer.step()
+    if step == 40 and rank == 2:
+        raise ValueError("a mistake of this loop")
+"""
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_processes_end_by_their_errors_without_detach(tmp_path: Path) -> None:
+    """Threads that outlived the interpreter ended the process by SIGABRT."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, str(rank), tmp_path / "store"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [process.communicate()[0].strip() for process in ranks]
+    assert said == ["[]"] * 3
+    assert [process.returncode for process in ranks] == [75, 75, 1]
+
+
 class SlowLink:
     """A channel to one other rank that notes the bytes for which each wait is."""
 
@@ -479,10 +539,43 @@ def test_a_time_out_is_of_a_piece_of_a_payload() -> None:
     assert sent.wait(60)
     mail.close(is_whole=False)
     link._never.set()
-    head, *pieces = link.waited[:7]
-    assert head < 2**20
-    assert pieces == [2**20] * 5 + [1]
+    assert link.waited[:8] == [256, len("[]"), *[2**20] * 5, 1]
     assert not failed
+
+
+SENT: tuple[RoundMessage, ...] = (
+    Push(7, 15, *[2**31] * 2, True, *[2**31] * 2, 2**53, 1.5e300, torch.ones(3).byte()),
+    Opening(7, 2**31, 9),
+    Pull(7, 2**31),
+    Merge(
+        7,
+        2**31,
+        tuple(
+            Contribution(rank, *[2**31] * 3, 2**53, math.pi, 0, 2**31, math.e, -math.pi)
+            for rank in range(512)
+        ),
+        torch.ones(2).byte(),
+    ),
+    Note("load_state_dict()", 2**31, True, 2**31, 2**32, is_last=True),
+    Drained(),
+    Leaving(),
+)
+
+
+@each("message", SENT, ids=lambda message: type(message).__name__)
+def test_a_message_is_read_as_it_was_written(message: RoundMessage) -> None:
+    """A head holds no list, so that a pull among many ranks has 256 bytes too."""
+    head_B, *rest = _parts(message)
+    assert head_B.numel() == 256
+    name, sizes, *fields = _read(head_B)
+    assert sizes == [part.numel() for part in rest]
+    again = _message(name, fields, rest)
+    assert type(again) is type(message)
+    for got, want in zip(again, message, strict=True):
+        if isinstance(want, Tensor):
+            assert torch.equal(got, want)
+        else:
+            assert got == want
 
 
 # ---- settings ------------------------------------------------------------------------

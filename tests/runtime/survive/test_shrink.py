@@ -26,7 +26,16 @@ from gradwire.runtime.survive.shrink import Counted, Survivors, decided
 from gradwire.runtime.transport.wire import REJOINED, default_store, own_store, start
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, SMALL_MB, TOPK, Net, digest, loss_of, momentum
+from tests.runtime.training import (
+    DENSE,
+    SMALL_MB,
+    TOPK,
+    Net,
+    ddp,
+    digest,
+    loss_of,
+    momentum,
+)
 
 pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
 WORLD = 4
@@ -115,11 +124,13 @@ def shrinking(
     exchange: Exchange,
     accidents: dict[int, tuple[int, str]],
     num_steps: int,
+    is_ddp: bool = False,
 ) -> Report | None:
     """Trains on; each accident is a victim in a step, and how it dies."""
     net = Net()
+    model = ddp(net, broadcast_buffers=False) if is_ddp else net
     handle = gw.attach(
-        net,
+        model,
         exchange,
         **keywords(
             bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2
@@ -134,7 +145,8 @@ def shrinking(
         elif rank == victim and how.startswith("between steps"):
             die()
         elif how == "between steps, nobody looks":
-            time.sleep(4.0)  # until all have heard of it
+            while not handle._engine.has_failed:  # until all have heard of it
+                time.sleep(0.01)
         elif rank == victim:
             die_confirming(handle)
         elif how == "confirming":
@@ -143,7 +155,7 @@ def shrinking(
             before = kept_by_element(handle)
             try:
                 optimizer.zero_grad()
-                loss_of(net, rank, step).backward()
+                loss_of(model, rank, step).backward()
                 break
             except gw.RanksLost as error:
                 lost.append((error.ranks, error.step, step))
@@ -164,7 +176,21 @@ def shrinking(
         bits, lost, handle.stats()["left"], handle.world_size, kept, total.item()
     )
     handle.detach()
+    if is_ddp:  # by DDP itself, among those that are left
+        optimizer.zero_grad()
+        loss_of(model, rank, num_steps).backward()
+        bits.append(digest([p.grad for p in net.parameters() if p.grad is not None]))
     return report
+
+
+def test_a_ddp_model_loses_ranks_as_a_plain_one_does(doomed: Ranks) -> None:
+    """In a backward pass, and where its step counts on those that are left."""
+    doomed.send(shrinking, TOPK, {2: (2, "in backward"), 4: (3, "confirming")}, 7, True)
+    for report in reports(doomed, {2, 3}):
+        assert report.lost == [((2,), 2, 2), ((3,), 5, 5)]
+        assert report.state_is_kept
+        assert (report.world, report.total) == (2, 2.0)
+        assert len(report.bits) == 8
 
 
 def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> None:
@@ -412,7 +438,7 @@ class Undone:
         )
         self.engine.close = lambda: None
         self.engine.interrupt = lambda error: None
-        self.engine.break_off = lambda alarm, how: None
+        self.engine.break_off = lambda alarm, how, in_step: None
         self.engine.has_failed = False
         self.streams, self.num_undone = Streams(), 0
 

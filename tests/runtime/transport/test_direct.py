@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -30,11 +31,13 @@ from gradwire.runtime.transport.checksums import Seals
 from gradwire.runtime.transport.direct import (
     PIECE_BYTES,
     HostChannel,
+    Rows,
     Sum,
-    agree_on_latency,
+    agree_on_ways,
     begin_straight,
     goes_straight,
     room_bytes,
+    row_width,
 )
 from gradwire.runtime.transport.wire import RankGroup, carry_out
 
@@ -157,7 +160,7 @@ def test_a_reduce_scatter_is_one_hop_of_parts(world: int, numel: int) -> None:
     def work(channel: Sending) -> tuple[int, int]:
         me = channel.rank()
         # else a rank that gets nothing closes while others connect
-        agree_on_latency(channel)
+        agree_on_ways(channel)
         channel.num_sent = 0
         channel.sent_bytes = 0
         own = values[me].clone()
@@ -316,6 +319,7 @@ class Distant:
     def __init__(self, world: int, latency_s: float) -> None:
         self.size = lambda: world
         self.latency_s = latency_s
+        self.row_width = world
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -335,10 +339,104 @@ def test_large_gathers_and_sums_of_near_hosts_keep_to_the_ring(world: int) -> No
         assert not goes_straight(Send(0, small), channel)
 
 
-def test_all_ranks_have_the_latency_of_the_farthest() -> None:
-    latencies_s = among(3, agree_on_latency, [HostChannel])
-    assert len({*latencies_s}) == 1
-    assert 0 < latencies_s[0] < LIMIT.total_seconds()
+@pytest.mark.parametrize("world", [3, 6])
+def test_all_ranks_have_the_latency_of_the_farthest_and_rows_alike(world: int) -> None:
+    def work(channel: HostChannel) -> tuple[float, int]:
+        agree_on_ways(channel)
+        return channel.latency_s, channel.row_width
+
+    found = among(world, work, [HostChannel])
+    assert len({*found}) == 1
+    latency_s, width = found[0]
+    assert 0 < latency_s < LIMIT.total_seconds()
+    assert width in (row_width(world), world)
+
+
+@pytest.mark.parametrize("straight_is_slower", [False, True])
+def test_rows_are_taken_where_they_are_faster(
+    monkeypatch: pytest.MonkeyPatch, straight_is_slower: bool
+) -> None:
+    seconds = {6: 3.0 if straight_is_slower else 1.0, 3: 2.0}
+    monkeypatch.setattr(direct, "_slowest_s", lambda it: seconds[it.row_width])
+
+    def work(channel: HostChannel) -> tuple[float, int]:
+        agree_on_ways(channel)
+        return channel.latency_s, channel.row_width
+
+    # a hop of two is at least as far as the latency
+    assert among(6, work) == [(1.0, 3 if straight_is_slower else 6)] * 6
+
+
+# Gathers in rows.
+
+ROWS = [6, 8, 9, 12]
+"""Numbers of ranks whose small gathers may take two hops."""
+
+
+def in_rows(channel: Any) -> Any:
+    channel.row_width = row_width(channel.size())
+    return channel
+
+
+@pytest.mark.parametrize("world", ROWS)
+@pytest.mark.parametrize("numel", [0, 1, 35, 4096])
+def test_gathers_in_rows_are_those_of_all_ranks(world: int, numel: int) -> None:
+    """Each rank sends as many parts as its row and its column have others."""
+
+    def work(channel: Sending) -> tuple[int, int]:
+        me = in_rows(channel).rank()
+        for dtype in DTYPES:
+            own = part(me, 0, numel, dtype)
+            each = [part(src, 0, numel, dtype) for src in range(world)]
+            out = torch.empty(world * numel, dtype=dtype)
+            channel.num_sent = 0
+            channel.sent_bytes = 0
+            begin_straight(AllGather(out, own), channel).wait()
+            assert out.equal(torch.cat(each))
+        return channel.num_sent, channel.sent_bytes
+
+    width = row_width(world)
+    num_sent = width - 1 + world // width - 1 if numel else 0
+    size_bytes = (world - 1) * numel * DTYPES[-1].itemsize
+    assert among(world, work, [Sending]) == [(num_sent, size_bytes)] * world
+
+
+def verbs_beside_rows(channel: Any) -> None:
+    """Two gathers and a sum; some ranks begin one before the one before it ends."""
+    me = in_rows(channel).rank()
+    world = channel.size()
+    outs = [torch.empty(world * 16) for _ in range(2)]
+    for step in range(6):
+        values = torch.full((world,), 1.0 + step)
+        own = [torch.full((16,), 1000.0 * step + 100 * at + me) for at in range(2)]
+        gathers = [AllGather(out, part) for out, part in zip(outs, own, strict=True)]
+        works = []
+        for verb in (gathers[0], AllReduce(values), gathers[1]):
+            works.append(begin_straight(verb, channel))
+            if (me + step) % 3 == 0:
+                works.pop().wait()
+        for one in works:
+            one.wait()
+        assert values.unique().tolist() == [world * (1.0 + step)]
+        for at, out in enumerate(outs):
+            wanted = 1000 * step + 100 * at + torch.arange(world)
+            assert out.view(world, -1)[:, 0].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("world", ROWS)
+def test_gathers_in_rows_do_not_meet_other_verbs(world: int) -> None:
+    among(world, verbs_beside_rows)
+
+
+def test_second_hops_with_tags_of_first_ones_meet_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broken specimen: its rows of 4 ranks are as large as the rooms of parts."""
+    monkeypatch.setattr(Rows, "TAGS", direct._ROOM_TAGS)
+    # its ranks wait for each other
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", timedelta(seconds=3))
+    with pytest.raises((AssertionError, RuntimeError)):
+        among(8, verbs_beside_rows)
 
 
 # Receives that are posted ahead.

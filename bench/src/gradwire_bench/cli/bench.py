@@ -18,7 +18,6 @@ from gradwire.errors import invalid
 
 from ..micro import exchange as exchange_bench
 from ..micro import kernel as kernel_bench
-from ..micro import select as select_bench
 from ..micro import sparse as sparse_bench
 from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
@@ -226,27 +225,6 @@ def _check_device(device: str) -> None:
 
 
 @app.command()
-def select(
-    numel: NumElements = 25_000_000,
-    density: Annotated[float, typer.Option(help="The share to select.")] = 0.01,
-    threads: Annotated[int, typer.Option(help="Threads of both sides.")] = 2,
-    rounds: Turns = 15,
-    as_json: AsJson = False,
-) -> None:
-    """Time every sparsifier's selection against abs().topk and a copy, in one run, in
-    turn.
-
-    deft/n is what the busiest of n ranks does: norms of all layers (deft/norms), then
-    its share of the selection. /residual is with error feedback.
-    """
-    _check_counts(rounds=(rounds, 4), numel=(numel, 16), threads=(threads, 1))
-    with progress("bench select"):
-        rows = select_bench.measure(numel, density, threads, rounds)
-    title = f"{density:.3g} of {numel} float32, {threads} threads"
-    emit("bench select", rows, as_json=as_json, title=title)
-
-
-@app.command()
 def partition(
     numel: Annotated[
         int, typer.Option(help="Elements of the float32 vector.")
@@ -263,20 +241,18 @@ def partition(
     ] = "1gbit",
     threads: Annotated[int, typer.Option(help="OpenMP threads.")] = 2,
     rounds: Turns = 15,
-    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Time partition, merge and hash bitmaps of one rank against the transfer that they
     save.
 
-    On a GPU: the partition by a sort against ZEN's algorithm 1.
+    `gradwire bench device --part partition` times the partition on a GPU.
     """
-    _check_device(device)
     from ..micro import partition as bench
 
     draws = IndexDraws(numel=numel, world=hosts, density=density, overlap=overlap)
     with progress("bench partition"):
-        rows = bench.measure(draws, parse_rate(rate), threads, rounds, device=device)
+        rows = bench.measure(draws, parse_rate(rate), threads, rounds)
     title = f"{density:.3g} of {numel} float32 on each of {hosts} ranks, {rate}"
     emit("bench partition", rows, as_json=as_json, title=title)
 

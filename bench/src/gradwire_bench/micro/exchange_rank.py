@@ -7,7 +7,7 @@ measured time, and torch's all_reduce of the same buffer is measured in the same
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ from gradwire.contract import Exchange, Member
 from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec, squarest
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.error_feedback import residuals, with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire.exchange.two_level import on_hosts
 from gradwire.kernels.libraries import backend
@@ -81,23 +81,67 @@ def open_engine(ranks_per_host: int = 1) -> Engine:
     )
 
 
-class _Through:
-    """One gradient through one exchange."""
+class TimedExchange:
+    """One exchange with its own states; a call averages ``work_N`` in place.
 
-    def __init__(self, exchange: Exchange, grad_N: Tensor, engine: Engine) -> None:
+    The gradient is cut into messages of these ``specs``, of which the engine has
+    several under way; without any it is one message.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        exchange: Exchange,
+        work_N: Tensor,
+        engine: Engine,
+        specs: Sequence[TensorSpec] = (),
+    ) -> None:
+        self.name = name
         self.exchange = exchange
-        self.grad_N = grad_N
         self.engine = engine
-        self.member = Member(engine.rank, engine.world)
-        spec = message_spec(grad_N.numel(), engine.ranks_per_host, engine.rank)
-        self.state: Any = exchange.init(spec, engine.world)
+        own = specs or [TensorSpec("grad", work_N.numel())]
+        self.sizes = [spec.numel for spec in own]
+        self.parts = torch.split(work_N, self.sizes)
+        self.members = [Member(engine.rank, engine.world) for _ in own]
+        self.states: list[Any] = [exchange.init(spec, engine.world) for spec in own]
 
     def __call__(self) -> None:
-        grad_N = self.grad_N
-        steps = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
-        end = self.engine.launch(0, "gradient", steps)
-        self.engine.wait([end])
-        self.state = end.result
+        rows = enumerate(zip(self.members, self.states, self.parts, strict=True))
+        ends = [
+            self.engine.launch(
+                i, self.name, self.exchange.synchronise(me, state, part, part)
+            )
+            for i, (me, state, part) in rows
+        ]
+        self.engine.wait(ends)
+        self.states = [end.result for end in ends]
+
+    def forget(self) -> None:
+        """Drops what was kept, so that all turns are alike."""
+        for state in self.states:
+            for residual_N in residuals(state).values():
+                residual_N.zero_()
+
+    def kept(self, like_N: Tensor) -> Tensor:
+        """The mean over ranks of what they keep, which arrives later; zeros where
+        nothing does.
+        """
+        kept_N = torch.zeros_like(like_N)
+        parts = torch.split(kept_N, self.sizes)
+        for state, part_N in zip(self.states, parts, strict=True):
+            for residual_N in residuals(state).values():
+                part_N += residual_N
+        if any(residuals(state) for state in self.states):
+            dist.all_reduce(kept_N)
+        return kept_N.div_(self.engine.world)
+
+    @property
+    def imbalance(self) -> tuple[float, float] | None:
+        """Push and pull of the least balanced message."""
+        noted = [me.imbalance for me in self.members if me.imbalance is not None]
+        return (
+            (max(n.push for n in noted), max(n.pull for n in noted)) if noted else None
+        )
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -108,9 +152,12 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     torch.manual_seed(dist.get_rank())
     source_N = torch.randn(settings["numel"]) * 1e-3
     work_N = torch.empty_like(source_N)
+    spec = message_spec(work_N.numel(), per_host, engine.rank)
     sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
     for name in settings["names"]:
-        sides[name] = _Through(exchange_for_row(name, per_host), work_N, engine)
+        sides[name] = TimedExchange(
+            name, exchange_for_row(name, per_host), work_N, engine, [spec]
+        )
     figures = in_turn(
         sides, settings["repeats"], report, lambda name: work_N.copy_(source_N)
     )

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.compress.demo import demo
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire.compress.qsgd import qsgd
@@ -33,6 +32,7 @@ from gradwire.errors import NotInstalled, invalid
 from gradwire.kernels.compiler import find_compiler
 from gradwire.kernels.libraries import has_triton
 from gradwire_bench.micro.kernel import Peers, TimedCall
+from gradwire_lab.compress.demo import demo
 from gradwire_lab.compress.tbq import tbq
 
 KINDS = ("eager", "compiled")
@@ -246,7 +246,7 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "int8": _int8,
 }
 """Functions that make the peers, by the name of the compressor."""
-SELECTING = frozenset({"topk", "dgc", "graddrop"})
+SELECTING = frozenset({"topk", "dgc", "graddrop", "gaussiank", "redsync", "sidco"})
 """The compressors whose peer is torch's ``topk``."""
 
 

@@ -11,7 +11,6 @@ ways: by a sort, and by algorithm 1 with its hash table.
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
@@ -21,8 +20,7 @@ from torch import Tensor
 
 from gradwire.cli.report.table import Row
 from gradwire.collective.steps.travel import bytes_sent
-from gradwire.errors import NotInstalled, invalid
-from gradwire.kernels.libraries import has_triton
+from gradwire.errors import invalid
 from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from gradwire_bench.micro.draws import IndexDraws
 
 CPU_STEPS = ("partition", "merge", "encode", "decode")
-_log = logging.getLogger("gradwire")
 Steps = dict[str, TimedCall]
 
 
@@ -47,22 +44,10 @@ def measure(
     rate_bytes_per_s: float,
     threads: int,
     rounds: int = 15,
-    *,
-    device: str = "cpu",
 ) -> list[Row]:
-    """A row a step; on a GPU a row for each form of the partition."""
+    """A row a step."""
     if rounds < 4:
         raise invalid("rounds", rounds, "at least 4", "leave it out")
-    if device != "cpu":
-        if not has_triton():
-            raise NotInstalled("the partition on a GPU", "triton", "triton")
-        own = _entries(draws.taken(0, draws.pool()), 0)
-        held = Entries(own.indices_K.to(device), own.values.to(device))
-        return partition_forms(held, draws.numel, draws.world, rounds)
-    _log.warning(
-        "the Triton forms are not measured here: ask for --device cuda where "
-        "there is one"
-    )
     with threads_of_torch(threads):
         rank = _Rank(draws)
         times = seconds_in_turn(

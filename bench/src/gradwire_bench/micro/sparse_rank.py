@@ -7,22 +7,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.compress.nonzero import nonzero
-from gradwire.contract import Exchange, Member
+from gradwire.contract import Exchange
 from gradwire.contract.collective import Collective
 from gradwire.contract.registry import examples, load
 from gradwire.contract.spec import TensorSpec, chunk_bounds
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.error_feedback import residuals
 from gradwire.exchange.pair import pair
-from gradwire.runtime.engine.engine import Engine
 
 from ..testbed.ranks import Report, in_turn
 from .draws import IndexDraws
-from .exchange_rank import open_engine
+from .exchange_rank import TimedExchange, open_engine
 
 DENSE = "dense"
 PAPER = "zen_paper"
@@ -64,72 +61,6 @@ def exchange_of(name: str, density: float = 0.01) -> Exchange:
     return exchange_for(load("compress", file)(density=density, **settings))
 
 
-class TimedScheme:
-    """One scheme with its own states and buffers; a call averages ``work_N`` in place.
-
-    The gradient is cut into ``pieces`` messages, of which the engine has several under
-    way.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        exchange: Exchange,
-        work_N: Tensor,
-        engine: Engine,
-        pieces: int = 1,
-    ) -> None:
-        self.name = name
-        self.exchange = exchange
-        self.engine = engine
-        bounds = chunk_bounds(work_N.numel(), pieces)
-        self.parts = [work_N[a:b] for a, b in bounds]
-        self.members = [Member(engine.rank, engine.world) for _ in bounds]
-        self.states: list[Any] = [
-            exchange.init(TensorSpec("grad", b - a), engine.world) for a, b in bounds
-        ]
-
-    def __call__(self) -> None:
-        rows = enumerate(zip(self.members, self.states, self.parts, strict=True))
-        ends = [
-            self.engine.launch(
-                i, self.name, self.exchange.synchronise(me, state, part, part)
-            )
-            for i, (me, state, part) in rows
-        ]
-        self.engine.wait(ends)
-        self.states = [end.result for end in ends]
-
-    def forget(self) -> None:
-        """Drops what was kept, so that all turns are alike."""
-        for state in self.states:
-            for residual_N in residuals(state).values():
-                residual_N.zero_()
-
-    def kept(self, like_N: Tensor) -> Tensor:
-        """The mean over ranks of what they keep, which arrives later; zeros where
-        nothing does.
-        """
-        kept_N = torch.zeros_like(like_N)
-        parts = zip(
-            self.states, chunk_bounds(like_N.numel(), len(self.parts)), strict=True
-        )
-        for state, (start, stop) in parts:
-            for residual_N in residuals(state).values():
-                kept_N[start:stop] += residual_N
-        if any(residuals(state) for state in self.states):
-            dist.all_reduce(kept_N)
-        return kept_N.div_(self.engine.world)
-
-    @property
-    def imbalance(self) -> tuple[float, float] | None:
-        """Push and pull of the least balanced message."""
-        noted = [me.imbalance for me in self.members if me.imbalance is not None]
-        return (
-            (max(n.push for n in noted), max(n.pull for n in noted)) if noted else None
-        )
-
-
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds and bytes of every repeat, and each scheme's imbalance; all means are
     compared.
@@ -141,13 +72,13 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     source_N[indices_K] = torch.rand(len(indices_K)) + 0.5
     work_N = torch.empty_like(source_N)
     dense_N = torch.empty_like(source_N)
+    specs = [
+        TensorSpec("grad", stop - start)
+        for start, stop in chunk_bounds(draws.numel, settings["pieces"])
+    ]
     sides = {
-        name: TimedScheme(
-            name,
-            exchange_of(name, draws.density),
-            work_N,
-            engine,
-            settings["pieces"],
+        name: TimedExchange(
+            name, exchange_of(name, draws.density), work_N, engine, specs
         )
         for name in (DENSE, *settings["schemes"])
     }

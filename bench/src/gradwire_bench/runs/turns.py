@@ -29,8 +29,8 @@ class Attached(Protocol):
     def handle(self) -> Handle | None: ...
 
 
-class Side(Attached, Protocol):
-    """A model that takes turns."""
+class Side(Protocol):
+    """What takes turns."""
 
     def turn(self) -> float: ...
 

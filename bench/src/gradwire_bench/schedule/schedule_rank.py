@@ -69,6 +69,8 @@ class ReplayRun:
     """Bytes of one iteration, a figure a turn."""
     busy_cores: list[float] = field(default_factory=list)
     """Cores that this rank kept busy, a figure a turn."""
+    num_batches: float = 0.0
+    """Batches of an iteration that a coordinator had this rank send."""
     trace: Trace = field(default_factory=Trace)
 
 
@@ -326,6 +328,8 @@ def _take_turn(run: ReplayRun, iterations: int) -> None:
     )
     run.iterations += list(itertools.pairwise(ends_s))[WARM_UP:]
     run.sent_bytes.append(sent_bytes / (WARM_UP + iterations))
+    if (slots := synchroniser_of(run.handle).engine.slots) is not None:
+        run.num_batches = slots.num_batches / (len(run.sent_bytes) * len(ends_s[1:]))
     run.trace = _trace(run, *run.iterations[-1])
 
 

@@ -54,8 +54,8 @@ from torch import Tensor
 
 from gradwire.collective.steps.shares import pack
 from gradwire.compress._coo import check_addressable
-from gradwire.compress._quantise import check_choice
 from gradwire.contract import Member, Traits
+from gradwire.contract.bounds import check_choice
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllGather, Broadcast, Steps
 from gradwire.errors import RanksDiffer, invalid

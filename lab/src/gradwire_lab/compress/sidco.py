@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from math import expm1, lgamma, log, sqrt
 from typing import ClassVar
 
-from gradwire.compress._quantise import check_choice
 from gradwire.contract import Traits
+from gradwire.contract.bounds import check_choice
 
 from ._magnitudes import Magnitudes, Moments
 from ._threshold import Estimated, estimating, nearest

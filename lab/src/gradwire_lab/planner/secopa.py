@@ -9,7 +9,8 @@ Differences from the paper:
       number; aggregators of fewer than N take turns from message to message. One of
       more is ceil(K / N) messages, all of N partitions but the last, which has the
       rest.
-    - What stays uncompressed goes by an all-reduce, which is CaSync-Ring with K = N.
+    - What stays uncompressed goes by an all-reduce, which is CaSync-Ring with K = N. If
+      some ranks only aggregate, it goes to them too.
     - Section 3.2's bulk communication has a coordinator that batches small gradients of
       one destination by size or time-out. Here gradients of one dtype share a message,
       in backward order, until it holds ``bulk_bytes``. Compressed ones share messages
@@ -30,7 +31,7 @@ Differences from the paper:
       ranks encodes a gradient, whole.
 Settings: compressor, and its density if it is a sparsifier; collective, "casync_ps",
     "casync_ring", or "allreduce" for a compressor of low rank; bulk_bytes; credit, the
-    messages at once.
+    messages at once; servers, the ranks that only aggregate.
 Order: backward; the next forward starts when all communication has ended.
 """
 
@@ -78,6 +79,7 @@ def secopa(
     collective: str = "casync_ps",
     bulk_bytes: int = 4 * 2**20,
     credit: int = 4,
+    servers: int | None = None,
 ) -> Plan:
     """HiPress's plan of selective compression and partitioning for a cluster.
 
@@ -91,6 +93,8 @@ def secopa(
         bulk_bytes: Bytes at which a message of small gradients is closed, by default 4
             MiB.
         credit: The number of messages on their way at once, by default 4.
+        servers: The number of the cluster's ranks that hold no model and only
+            aggregate, for "casync_ps". None (the default): each rank trains.
 
     Returns:
         The plan.
@@ -113,7 +117,9 @@ def secopa(
     if density is not None:
         check_share("density", density)
     setting, made = _exchange(compressor, density, collective)
-    maker = _Maker(cluster, cluster.shares, setting, made)
+    if servers is not None:
+        setting = _served(setting, servers, cluster)
+    maker = _Maker(cluster, cluster.shares, setting, made, servers or 0)
     messages = tuple(maker.messages(profile, bulk_bytes))
     return Plan(
         planner="secopa",
@@ -124,6 +130,7 @@ def secopa(
             "bulk_bytes": bulk_bytes,
             "credit": credit,
             **({} if density is None else {"density": density}),
+            **({} if servers is None else {"servers": servers}),
         },
         messages=messages,
         credit=credit,
@@ -163,6 +170,19 @@ def _exchange(
     return exchange, made
 
 
+def _served(
+    setting: ExchangeSetting, servers: int, cluster: Cluster
+) -> ExchangeSetting:
+    """The exchange by servers of their own."""
+    workers = cluster.num_ranks - servers
+    if setting.collective != "casync_ps" or workers < 1 or cluster.ranks_per_host > 1:
+        accepted = "fewer than the ranks, by casync_ps, with one rank on each host"
+        raise invalid("servers", servers, accepted, "leave it out")
+    served = setting.model_copy(update={"collective_settings": {"servers": servers}})
+    exchange_of_setting(served)  # refuses what is no number of servers
+    return served
+
+
 @dataclass(frozen=True)
 class _Maker:
     """Makes messages of gradients that travel together, and names their exchanges."""
@@ -173,6 +193,8 @@ class _Maker:
     setting: ExchangeSetting
     made: Any
     """The algorithm of the setting."""
+    servers: int = 0
+    """The ranks that only aggregate."""
     exchanges: dict[str, ExchangeSetting] = field(default_factory=dict)
     """The exchanges of the messages, which differ in their number of partitions."""
 
@@ -182,7 +204,7 @@ class _Maker:
         # Gradients that share a message are encoded as each would be alone, or do not
         # share any.
         may_share = traits.layout is not Layout.SPARSE or traits.shared_scale
-        most_shared = num_ranks if may_share else 0
+        most_shared = self.aggregators if may_share else 0
         waiting: dict[tuple[str, bool], list[ProfiledTensor]] = {}
         """Gradients that wait for others of their dtype; all or none are compressed."""
         for tensor in backward_order(profile).tensors:
@@ -199,6 +221,11 @@ class _Maker:
                 yield self._together(waiting.pop(key), key[1])
         for (_, is_compressed), tensors in waiting.items():
             yield self._together(tensors, is_compressed)
+
+    @property
+    def aggregators(self) -> int:
+        """The most partitions of a message."""
+        return self.servers or self.hosts.num_ranks
 
     def _choose(self, tensors: Sequence[ProfiledTensor]) -> LeastCost:
         """The cost model's advice for gradients that travel together."""
@@ -217,6 +244,7 @@ class _Maker:
             self.hosts.codecs[name],
             is_ring=self.setting.collective == "casync_ring",
             traits=self.made.traits,
+            servers=self.servers,
         )
         numel = sum(self._share(tensor).numel for tensor in tensors)
         if cost.is_low_rank:  # each tensor is encoded by one rank of a host
@@ -260,9 +288,8 @@ class _Maker:
         those of a tiny gradient may be empty.
         """
         count = min(num_partitions, tensor.numel)
-        num_ranks = self.hosts.num_ranks
-        for first in range(0, count, num_ranks):
-            last = min(first + num_ranks, count)
+        for first in range(0, count, self.aggregators):
+            last = min(first + self.aggregators, count)
             start, stop = (tensor.numel * place // count for place in (first, last))
             chunk = Chunk(tensor=tensor.name, start=start, stop=stop)
             yield self._message((chunk,), last - first)
@@ -277,6 +304,14 @@ class _Maker:
         chunks = tuple(
             Chunk(tensor=tensor.name, start=0, stop=tensor.numel) for tensor in tensors
         )
+        if not is_compressed and self.servers:
+            plain = ExchangeSetting(
+                compressor="none",
+                collective="casync_ps",
+                collective_settings=self.setting.collective_settings,
+            )
+            self.exchanges["uncompressed"] = plain
+            return PlannedMessage(chunks=chunks, exchange="uncompressed")
         if not is_compressed:
             return PlannedMessage(chunks=chunks)
         return self._message(chunks, self._choose(tensors).num_partitions)
@@ -288,10 +323,10 @@ class _Maker:
         """
         name = self.setting.compressor
         setting = self.setting
-        if setting.collective is not None and partitions < self.hosts.num_ranks:
+        if setting.collective is not None and partitions < self.aggregators:
             name = f"{name} in {partitions}"
-            few = {"collective_settings": {"partitions": partitions}}
-            setting = setting.model_copy(update=few)
+            few = {**setting.collective_settings, "partitions": partitions}
+            setting = setting.model_copy(update={"collective_settings": few})
         self.exchanges[name] = setting
         return PlannedMessage(chunks=chunks, exchange=name)
 

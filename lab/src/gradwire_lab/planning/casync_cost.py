@@ -1,7 +1,8 @@
 """CaSync's cost model: whether to compress a gradient, and how many partitions.
 
 Source: HiPress (Wu et al.), section 3.3, equations 1 and 2 with tables 2 and 3; section
-    6.1 for aggregators that sit with the workers.
+    6.1 for aggregators that sit with the workers. Servers apart from workers have table
+    3's own numbers.
 Differences from the paper: a partition that is decoded to be added takes the seconds of
     a merge, which does both in one pass. ``CaSyncCost`` says how more partitions than
     ranks count. Payloads that vary in size (DGC's) also take the transfers that tell
@@ -16,7 +17,8 @@ compressed,
 
 where alpha is the number of transfers one after the other, 2 (N - 1); beta and gamma
 are the numbers of encodes and decodes that overlap with none: K and N for casync_ps, N
-and N for casync_ring, and 1 and 1 for what is low rank, which is never cut.
+and N for casync_ring, and 1 and 1 for what is low rank, which is never cut. With
+servers apart from N workers alpha is 2 N, beta K + 1, and gamma N + 1.
 """
 
 from __future__ import annotations
@@ -50,12 +52,13 @@ class LeastCost(NamedTuple):
 class CaSyncCost:
     """The seconds that CaSync takes for a gradient among ``num_ranks``, two or more.
 
-    More than N partitions go in ceil(K / N) batches, one behind the other, each of
-    which takes alpha transfers. The paper prints no more than that. With casync_ps the
-    decodes of a batch are taken to pass beside the transfers of the next, so that those
-    of the last batch alone count. Otherwise table 7's twelve partitions on four nodes
-    would be no minimum. On a ring every hop waits for its own encodes and decodes, so
-    each batch takes as long as the first.
+    They are the workers, of which there may be one, if there are ``servers``. More than
+    N partitions go in ceil(K / N) batches, or ceil(K / servers) of them, one behind the
+    other, each of which takes alpha transfers. The paper prints no more than that. With
+    casync_ps the decodes of a batch are taken to pass beside the transfers of the next,
+    so that those of the last batch alone count. Otherwise table 7's twelve partitions
+    on four nodes would be no minimum. On a ring every hop waits for its own encodes and
+    decodes, so each batch takes as long as the first.
     """
 
     num_ranks: int
@@ -66,23 +69,38 @@ class CaSyncCost:
     is_low_rank: bool = False
     announces_sizes: bool = False
     """Whether ranks announce the sizes of their payloads first."""
+    servers: int = 0
+    """The number of ranks that only aggregate."""
 
     @classmethod
     def of(
-        cls, cluster: Cluster, codec: CodecFit, *, is_ring: bool, traits: Traits
+        cls,
+        cluster: Cluster,
+        codec: CodecFit,
+        *,
+        is_ring: bool,
+        traits: Traits,
+        servers: int = 0,
     ) -> CaSyncCost:
-        """The cost of a codec measured on a cluster, for payloads of these traits."""
+        """The cost of a codec measured on a cluster, for payloads of these traits.
+
+        ``servers`` of the cluster's ranks only aggregate.
+        """
         is_low_rank = traits.layout is Layout.LOW_RANK
         announces_sizes = not (is_low_rank or traits.exact_size)
         send = cluster.line("send")
-        return cls(
-            cluster.num_ranks, is_ring, send, codec, is_low_rank, announces_sizes
-        )
+        workers = cluster.num_ranks - servers
+        return cls(workers, is_ring, send, codec, is_low_rank, announces_sizes, servers)
 
     @property
     def alpha(self) -> int:
         """Transfers one after the other, for all partitions of a batch at once."""
-        return 2 * (self.num_ranks - 1)
+        return 2 * self._num_merges
+
+    @property
+    def _num_merges(self) -> int:
+        """The payloads that an aggregator receives of each gradient."""
+        return self.num_ranks if self.servers else self.num_ranks - 1
 
     def plain_each_s(self, size_bytes: float, num_K: Floats) -> Floats:
         """Seconds uncompressed (equation 1) for each number of partitions."""
@@ -110,10 +128,11 @@ class CaSyncCost:
         ranks = self.num_ranks
         encode_K = _each_s(self.codec.encode, numel_K)
         decode_K = _each_s(self.codec.decode, numel_K)
-        decodes_K = (ranks - 1) * _each_s(self.codec.merge, numel_K) + decode_K
+        decodes_K = self._num_merges * _each_s(self.codec.merge, numel_K) + decode_K
         if self.is_ring:
             return sends_K + batches_K * (ranks * encode_K + decodes_K)
-        return sends_K + num_K * encode_K + decodes_K
+        num_encodes_K = num_K + bool(self.servers)
+        return sends_K + num_encodes_K * encode_K + decodes_K
 
     def low_rank_s(self, numel: int, payload_bytes: float) -> float:
         """Seconds of a low-rank exchange, uncut, whose payloads are summed on the way.
@@ -134,7 +153,7 @@ class CaSyncCost:
 
         What ties stays uncompressed.
         """
-        num_K = np.arange(1.0, self.num_ranks * MOST_BATCHES + 1)
+        num_K = np.arange(1.0, self._aggregators * MOST_BATCHES + 1)
         plain = _least(self.plain_each_s(size_bytes, num_K))
         if self.is_low_rank:
             small = 1, self.low_rank_s(numel, payload_bytes)
@@ -144,7 +163,11 @@ class CaSyncCost:
         return LeastCost(is_compressed, *(small if is_compressed else plain))
 
     def _batches(self, num_K: Floats) -> Floats:
-        return np.ceil(num_K / self.num_ranks)
+        return np.ceil(num_K / self._aggregators)
+
+    @property
+    def _aggregators(self) -> int:
+        return self.servers or self.num_ranks
 
 
 def _each_s(line: LineFit, numel_K: Floats) -> Floats:

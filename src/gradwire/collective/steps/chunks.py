@@ -2,7 +2,7 @@
 
 A message of fewer partitions than ranks is served by some of the ranks. The ranks
 behind them serve the next message with the same exchange, so ranks take turns. Chunks
-of other ranks are empty.
+of other ranks are empty. If only the last ranks serve, these take turns.
 """
 
 from __future__ import annotations
@@ -118,9 +118,16 @@ def check_partitions(partitions: int | None) -> None:
         check_whole("partitions", partitions, "leave it out for one a rank")
 
 
-def first_server(me: Member, partitions: int | None) -> int:
-    """The rank that serves a message's first partition, after the last message's."""
-    return 0 if partitions is None else me.order * partitions % me.world
+def first_server(me: Member, partitions: int | None, servers: int | None = None) -> int:
+    """The rank that serves a message's first partition, after the last message's.
+
+    If only the last ``servers`` ranks serve, it is one of them.
+    """
+    turn = me.order * (partitions or 0)
+    if servers is None:
+        return turn % me.world
+    last = servers - (partitions or servers)
+    return me.world - servers + min(turn % servers, last)
 
 
 def rotated(items: tuple[T, ...], by: int) -> tuple[T, ...]:

@@ -213,20 +213,15 @@ class Tensorwise(Compressor):
         """The payload of all tensors from each tensor's payload, where sizes vary."""
         forms = [payload.format for payload in payloads]
         form = self.joined(dtype, forms)
-        contents = [payload.buffer for payload in payloads]
-        assert contents[0] is not None
+        contents = [payload.content for payload in payloads]
         front = None if buffer is None else buffer[: form.size_bytes]
         joined = Payload.empty(form, front, contents[0].device)
         joined["sizes"].copy_(
             torch.tensor([payload.size_bytes for payload in payloads])
         )
         joined["payloads"].zero_()
-        assert joined.buffer is not None
-        for room, content in zip(
-            self._rooms(forms, joined.buffer), contents, strict=True
-        ):
-            assert content is not None
-            room.copy_(content)
+        rooms = self._rooms(forms, joined.content)
+        torch._foreach_copy_(rooms, contents)
         return joined
 
     def joined(self, dtype: torch.dtype, forms: Sequence[Format]) -> Joined:
@@ -380,8 +375,7 @@ class _Job:
             residuals = codec.cut(residual_N)
         if codec.traits.exact_size:
             form = codec.format(TensorSpec.of(grad_N))
-            self.buffer = Payload.empty(form, buffer, grad_N.device).buffer
-            assert self.buffer is not None
+            self.buffer = Payload.empty(form, buffer, grad_N.device).content
             rooms = codec.rooms(grad_N.dtype, self.buffer)
         self.parts = list(zip(state or nothing, grads, residuals, rooms, strict=True))
 

@@ -108,12 +108,12 @@ class Launcher:
         count_R = torch.empty(sum(rows_T), dtype=torch.int32, device=device)
         counted = zip(live, torch.split(count_R, rows_T), strict=True)
         self._launch(
-            counting, [part.beside(COUNT.name, own_R) for part, own_R in counted]
+            counting, [part.beside({COUNT.name: own_R}) for part, own_R in counted]
         )
         ends_R = count_R.cumsum(0)
         first_R = (ends_R - count_R).int()
         kept = zip(live, torch.split(first_R, rows_T), strict=True)
-        self._launch(plan, [part.beside(FIRST, own_R) for part, own_R in kept])
+        self._launch(plan, [part.beside({FIRST: own_R}) for part, own_R in kept])
         last_T = to_device([last - 1 for last in accumulate(rows_T)], device)
         ends_T = [0, *ends_R[last_T].tolist()]
         return [end - start for start, end in pairwise(ends_T)]

@@ -7,6 +7,7 @@ tensors.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -33,10 +34,7 @@ class ProfiledTensor(Frozen):
 
     @property
     def numel(self) -> int:
-        total = 1
-        for extent in self.shape:
-            total *= extent
-        return total
+        return prod(self.shape)
 
     @property
     def size_bytes(self) -> int:

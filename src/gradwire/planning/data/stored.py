@@ -7,6 +7,7 @@ reading is strict: every entry is known, given once, of its type and within its 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -96,11 +97,9 @@ class Stored(Frozen):
 
 def check_once(what: str, names: Iterable[str]) -> None:
     """Refuses a name that is listed twice."""
-    seen = set()
-    for name in names:
-        if name in seen:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise ValueError(f"{what} {name!r} is listed twice")
-        seen.add(name)
 
 
 def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

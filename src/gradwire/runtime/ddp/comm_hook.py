@@ -52,12 +52,22 @@ So references are weak: otherwise a dropped DDP would never be freed.
 
 
 def serve_hook(
-    progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
+    progress: Progress,
+    ddp: DistributedDataParallel,
+    params: list[tuple[str, Tensor]],
+    kind: type[DDPHooks],
 ) -> DDPHooks:
     """Serves ``ddp``'s communication hook until the result's ``remove`` is called.
 
     DDP's hook has only a weak reference to the result, so the caller must keep it.
     """
+    hooks = kind(progress, params, ddp)
+    serve_by(hooks, ddp)
+    return hooks
+
+
+def serve_by(hooks: DDPHooks, ddp: DistributedDataParallel) -> None:
+    """Has ``hooks`` serve ``ddp``'s communication hook, as ``serve_hook`` does."""
     if ddp not in _serving:
         try:
             ddp.register_comm_hook(
@@ -71,13 +81,15 @@ def serve_hook(
             ) from error
         # DDP's reducer has the hook; this list is what copies would take
         ddp._comm_hooks.pop()
-    hooks = DDPHooks(progress, params, ddp)
     _serving[ddp] = weakref.ref(hooks)
-    return hooks
 
 
-def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
-    """Has the next forward pass begin with a reducer that no hook of ours ever served.
+def renew_reducer(
+    ddp: DistributedDataParallel, hooks: DDPHooks | None = None
+) -> Callable[[], None]:
+    """Has the next forward pass begin with a new reducer.
+
+    ``hooks`` serve it; without them no hook of ours ever does.
 
     Reducers keep a hook for life, and one that does nothing still takes Python for each
     bucket. The new reducer is made as DDP makes one for an unpickled model, before the
@@ -100,21 +112,29 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
         names = ddp._build_debug_param_to_name_mapping(params)  # type: ignore[no-untyped-call]
         made(params, are_sparse, names, ddp.static_graph)
         _serving.pop(ddp, None)
+        if hooks is not None:
+            serve_by(hooks, ddp)
 
     once = Hooked(ddp.register_forward_pre_hook, renew)
     return once.remove
 
 
-def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
+def refuse_fewer(
+    ddp: DistributedDataParallel, *, survives: bool = False
+) -> Callable[[], None]:
     """Makes a DDP model's ``join()`` refuse to average over fewer ranks.
 
     Returns a function to undo it.
 
-    DDP divides by fewer ranks only where no communication hook averages.
+    DDP divides by fewer ranks only where no communication hook averages. A model that
+    ``survives`` lost ranks has no collectives by which DDP could join.
     """
     own: Callable[..., Any] = ddp.join_hook
 
     def join_hook(**kwargs: Any) -> Any:
+        if survives:
+            accepted = "left out beside on_failure='shrink'"
+            raise invalid("ddp.join()", "a call", accepted, "give each rank a batch")
         if not kwargs.get("divide_by_initial_world_size", True):
             raise invalid(
                 "divide_by_initial_world_size",
@@ -132,7 +152,10 @@ def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) ->
         served = ddp()
         hooks = None if served is None else _serving.get(served, lambda: None)()
         future = None if hooks is None or hooks.has_left else hooks.serve(bucket)
-        return _as_without_hook(group, bucket) if future is None else future
+        if future is not None:
+            return future
+        own = group if served is None else served.process_group
+        return _as_without_hook(own, bucket)
 
     # DDP checks annotations by identity and knows only real classes, not their names.
     gradwire_hook.__annotations__ = {}
@@ -232,7 +255,7 @@ class DDPHooks:
             )
             # not once its data have ended
             self._synchroniser.check.trains = in_backward
-            self._progress.begin_step()
+            self._begin()
             self._over = threading.Event()
             self._has_ended = False
             self._waiting = []
@@ -242,6 +265,9 @@ class DDPHooks:
                 # future only that it holds no tensor.
                 self._progress.queue_end(self._end_backward)
         return True
+
+    def _begin(self) -> None:
+        self._progress.begin_step()
 
     def _hand_in(self, bucket: Any) -> _Bucket:
         """Hands a bucket's gradients in; it waits unless it is the last."""
@@ -366,7 +392,7 @@ class DDPInTurn:
             return
         self.remove()
         if wanted:
-            hooks = serve_hook(self._progress, self._ddp, self._params)
+            hooks = serve_hook(self._progress, self._ddp, self._params, DDPHooks)
             hooks.on_end = self._ended
             self._undo.callback(hooks.remove)
             self.is_left_to_ddp = False

@@ -19,8 +19,8 @@ that are further back in this order, so the rank furthest back never waits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -54,6 +54,7 @@ from ..liveness.blame import (
     loopback_name,
     silence,
 )
+from ..liveness.epochs import Epoch, next_epoch
 from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..liveness.pulse import Place, Pulse, Sign
@@ -159,8 +160,16 @@ class Engine:
     """Whether this process was forked from the one that has connected."""
     _closed: InvalidSetting | None = None
     _elsewhere: BaseException | None = None
+    servers = range(0)
+    """The last ranks, if these hold no model and only aggregate."""
     on_failure: Callable[[BaseException], None] | None = None
     """A function that is called with the first failure."""
+    on_loss: Callable[[Alarm], bool] | None = None
+    """A function that takes the loss of ranks, in any thread.
+
+    It returns whether the run goes on without them; then nothing fails here. Some
+    thread of the caller's has to call ``next_epoch``.
+    """
 
     def __init__(
         self,
@@ -228,7 +237,7 @@ class Engine:
                 self.slots = Slots(bulk, channels[count], channels[count + 1])
             if count and self.rank == 0:
                 self.sweep(MEETING)  # all have read these, as all have connected
-            self._open(Among.SHARDS, shards, num_channels)
+            self._open(Among.SHARDS, shards, count)
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
                 self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
@@ -264,10 +273,37 @@ class Engine:
         self.routes.groups[Among.RANKS].channels.append(channel)
         return channel
 
-    def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
+    def open_to_servers(self, servers: int) -> None:
+        """Connects rank 0 with the last ranks, which hold no model; all ranks call it.
+
+        A server waits for as long as a training takes between two steps.
+        """
+        self._to_servers = self.open_beside("servers")
+        self.servers = range(self.world - servers, self.world)
+
+    def _tell_servers(self, *, is_step: bool) -> None:
+        """Has rank 0 tell servers that a step begins, or that none will.
+
+        A server listens since it ended the last step, so this does not wait for long.
+        """
+        word_1 = torch.full((1,), is_step, dtype=torch.uint8, device="cpu")
+        for rank in () if self.rank else self.servers:
+            self._to_servers.send([word_1], rank, 0).wait(self.timeout)
+
+    def hears_of_step(self) -> bool:
+        """Waits, on a server, until a step begins; False if none will."""
+        word_1 = torch.empty(1, dtype=torch.uint8, device="cpu")
+        hearing = self._to_servers.recv([word_1], 0, 0)
+        self.meanwhile("hear of a step", hearing.wait, is_endless=True)
+        return bool(word_1)
+
+    def meanwhile(
+        self, what: str, work: Callable[[], Any], *, is_endless: bool = False
+    ) -> Any:
         """The result of ``work``, which waits for other ranks outside of messages.
 
-        Raises as soon as another rank announces that it cannot take part.
+        Raises as soon as another rank announces that it cannot take part. The time-out
+        bounds it if it is not ``is_endless``.
         """
         working = in_background(work)
         over = threading.Event()
@@ -275,7 +311,8 @@ class Engine:
         waiter = Once(lambda failure: over.set())
         with self._lock:
             self._waiters.append(waiter)
-        over.wait((self.timeout + STORE_PATIENCE).total_seconds())
+        timeout = _ENDLESS if is_endless else self.timeout
+        over.wait((timeout + STORE_PATIENCE).total_seconds())
         waiter.called = True
         self.check()
         try:
@@ -315,6 +352,10 @@ class Engine:
         """Sets the step of the next messages; ``launched`` counts those launched."""
         self._step = step
         self._show(launched)
+        try:
+            self._tell_servers(is_step=True)
+        except RuntimeError as error:
+            raise self.unreachable("tell servers", error, step) from error
 
     def launch(
         self, index: int, name: str, steps: Steps[Any], how: Launch = PLAIN
@@ -503,10 +544,23 @@ class Engine:
         """The progress of every rank, read anew; empty if the store does not answer."""
         return [] if self._pulse is None else self._pulse.signs()
 
-    @property
-    def store_is_lost(self) -> bool:
-        """Whether the connection to the job's store is broken."""
-        return self._pulse is None or self._pulse.store_is_lost
+    def next_epoch(self, own: Any, lost: Collection[int] = ()) -> Epoch | None:
+        """The next epoch, without ranks that are ``lost``; see `epochs.next_epoch`.
+
+        ``own`` is the value that this rank announces. An alarm of the next epoch is
+        heard from now on.
+        """
+        if self._pulse is None:
+            return None
+        epoch = next_epoch(self._pulse, self.who, own, self.timeout, lost)
+        if epoch is not None:
+            self._pulse.go_on(epoch.number, epoch.ranks)
+        return epoch
+
+    def survive(self) -> None:
+        """Notes that the loss of a rank in a step ends no process."""
+        if self._pulse is not None:
+            self._pulse.lingers = False
 
     def lose(
         self,
@@ -519,14 +573,29 @@ class Engine:
         """Fails because of other ranks, announces it, and returns the error."""
         return self.break_off(Alarm(ranks, step, text, code), how)
 
-    def break_off(self, alarm: Alarm, how: str) -> BaseException:
-        """Fails by an alarm on all ranks; returns the error of the first failure."""
+    def break_off(
+        self, alarm: Alarm, how: str, *, in_step: bool = False
+    ) -> BaseException:
+        """Fails by an alarm on all ranks; returns the error of the first failure.
+
+        It leaves them time to hear it, unless they survive a loss ``in_step``.
+        """
         if self._failure is None:
             if self._pulse is not None:
-                alarm = self._pulse.raise_alarm(alarm)
-            self._fail(failure_of(alarm, self.who, how))
-        assert self._failure is not None
+                lingers = self._pulse.lingers or not in_step
+                alarm = self._pulse.raise_alarm(alarm, lingers=lingers)
+            return self._take(alarm, how)
         return self._failure
+
+    def _take(self, alarm: Alarm, how: str) -> BaseException:
+        """Fails by an alarm, unless the run goes on without the ranks that it names.
+
+        Returns the error of the first failure, or of the alarm.
+        """
+        error = failure_of(alarm, self.who, how)
+        if self.on_loss is None or not alarm.ranks or not self.on_loss(alarm):
+            self._fail(error)
+        return self._failure or error
 
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
@@ -557,6 +626,10 @@ class Engine:
         """
         if self.is_copy:
             return
+        if self._failure is None:
+            with suppress(RuntimeError):  # a server that is gone hears nothing
+                self._tell_servers(is_step=False)
+        self.servers = range(0)
         with self._lock:
             waiters = [waiter for waiter in self._waiters if not waiter.called]
             is_first = self._closed is None  # a handle that is dropped closes it again
@@ -625,7 +698,7 @@ class Engine:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
         # An alarm of another rank that came in the meantime stands.
-        self.break_off(alarm, how)
+        self.break_off(alarm, how, in_step=True)
 
     def unreachable(
         self, name: str, error: BaseException, step: int = IN_ATTACH
@@ -653,7 +726,7 @@ class Engine:
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(failure_of(alarm, self.who, "announced by another rank"))
+        self._take(alarm, "announced by another rank")
 
     def _lose_store(self) -> None:
         # This rank ends. Ranks that ask later must not take it for the cause.
@@ -954,34 +1027,36 @@ def _name(verb: Communication) -> str:
     return f"{type(verb).__name__}{among}"
 
 
-def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
+def rows_of_all(world: int, own_N: Tensor, among: Among = Among.RANKS) -> Steps[Tensor]:
     """The steps by which ranks exchange rows of one length; returns all rows, in rank
     order.
     """
     rows_WN = own_N.repeat(world, 1)
     sizes = (own_N.numel(),) * world
-    yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes)
+    yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes, among)
     return rows_WN
 
 
-def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
+def figures_of_all(
+    engine: Engine, own: Sequence[float], among: Among = Among.RANKS
+) -> list[list[float]]:
     """Every rank's figures, in rank order."""
-    return announced_meanwhile(engine, own)()
+    return announced_meanwhile(engine, own, among)()
 
 
 def announced_meanwhile(
-    engine: Engine, own: Sequence[float]
+    engine: Engine, own: Sequence[float], among: Among = Among.RANKS
 ) -> Callable[[], list[list[float]]]:
     """Has ranks announce their figures beside what follows.
 
     The function returned waits until that is done, and returns all of them, in rank
     order.
     """
-    if engine.world == 1:
+    world = engine.world if among is Among.RANKS else engine.shards.world
+    if world == 1:
         return lambda: [list(own)]
-    steps = rows_of_all(
-        engine.world, torch.tensor(own, dtype=torch.float64, device="cpu")
-    )
+    own_N = torch.tensor(own, dtype=torch.float64, device="cpu")
+    steps = rows_of_all(world, own_N, among)
     end = engine.launch(0, "figures", steps, CONTROL)
 
     def rows() -> list[list[float]]:

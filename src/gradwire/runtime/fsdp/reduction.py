@@ -35,6 +35,7 @@ from ..state.sharded import Owners, own_part, sharded_state
 from ..state.table import Origin, described
 from ..step.backup import Backup
 from ..step.figures import norm_over_all
+from ..step.hooked import living
 from ..step.layout import Slot
 from ..step.scaling import observe, scale_of, unscaling_factor
 from ..transport.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
@@ -490,11 +491,8 @@ def refuse_other_scaler() -> None:
 
 
 def _scales_in_use() -> list[float]:
-    scalers = [
-        scaler for scaler in gc.get_objects() if issubclass(type(scaler), GradScaler)
-    ]
     return [
         s.get_scale()
-        for s in scalers
+        for s in living(GradScaler)
         if s.is_enabled() and vars(s)["_scale"] is not None
     ]

@@ -59,17 +59,54 @@ def shard_of_grad(param: Any) -> Tensor | None:
     return shard_of(grad)
 
 
+def laid_out_like(param: Any, local: Tensor) -> Tensor:
+    """A DTensor in the layout of ``param``, of which ``local`` is this rank's shard.
+
+    It is ``local`` itself if ``param`` is no DTensor.
+    """
+    if not is_dtensor(param):
+        return local
+    kind = sys.modules["torch.distributed.tensor"].DTensor
+    mesh = param.device_mesh
+    layout = {"shape": param.shape, "stride": param.stride()}
+    placed: Tensor = kind.from_local(
+        local, mesh, param.placements, run_check=False, **layout
+    )
+    return placed
+
+
 def put_grad(param: Any, local: Tensor) -> None:
     """Makes ``local`` the gradient, this rank's shard of it, or the reals of either."""
-    local = as_complex(local, shard_of(param))
-    if is_dtensor(param):
-        kind = sys.modules["torch.distributed.tensor"].DTensor
-        mesh = param.device_mesh
-        layout = {"shape": param.shape, "stride": param.stride()}
-        local = kind.from_local(
-            local, mesh, param.placements, run_check=False, **layout
-        )
-    param.grad = local
+    param.grad = laid_out_like(param, as_complex(local, shard_of(param)))
+
+
+def num_cuts(param: Any) -> int:
+    """The dimensions of a parameter's mesh along which ranks hold other parts of it."""
+    placements = getattr(param, "placements", ())
+    return sum(not placement.is_replicate() for placement in placements)
+
+
+def island_of(model: nn.Module) -> tuple[int, ...]:
+    """The ranks that hold a model's DTensors together; empty without DTensors.
+
+    Raises ``InvalidSetting`` unless one mesh has all of these ranks.
+    """
+    params: Iterable[Any] = model.parameters() if isinstance(model, nn.Module) else ()
+    meshes = [
+        frozenset(param.device_mesh.mesh.flatten().tolist())
+        for param in params
+        if is_dtensor(param)
+    ]
+    widest = max(meshes, key=len, default=frozenset[int]())
+    for ranks in meshes:
+        if not ranks <= widest:
+            raise invalid(
+                "model",
+                f"one cut on the meshes of ranks {sorted(widest)} and {sorted(ranks)}",
+                "one with a mesh that has all ranks of an island",
+                "cut parameters on parts of one mesh, such as mesh['shard', 'tp']",
+            )
+    return tuple(sorted(widest))
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:

@@ -23,11 +23,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import InvalidSetting, invalid
 from ..liveness.membership import ALONE, Membership, join, join_ranks
 from ..transport.wire import Group
-from .dtensors import places
+from .dtensors import island_of, places
 
 
 def one_dimension(setting: str, value: Any, kind: str, place: int) -> Any:
@@ -94,6 +95,23 @@ def join_shards(
             "write group=mesh['dp'], shards=mesh['tp']",
         )
     return join(mesh, timeout)
+
+
+def join_island(model: nn.Module, timeout: timedelta) -> Membership:
+    """This rank's place among the ranks that hold its model together.
+
+    It is ``ALONE`` if the model is whole.
+    """
+    ranks = island_of(model)
+    return join_ranks(ranks, timeout) if ranks else ALONE
+
+
+def averages_in_host(model: nn.Module, mesh: Any) -> bool:
+    """Whether a DDP model averages among the ranks of one host of ``mesh`` alone."""
+    if not isinstance(model, DistributedDataParallel):
+        return False
+    ranks = sorted(dist.get_process_group_ranks(model.process_group))
+    return isinstance(mesh, DeviceMesh) and ranks in mesh.mesh.tolist()
 
 
 def place_in(shards: Membership, model: nn.Module) -> str:

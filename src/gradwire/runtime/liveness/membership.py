@@ -23,11 +23,18 @@ from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
-from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
-from ..transport.wire import POLL_S, Group, in_background, missing_keys, own_store
+from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer, invalid
+from ..transport.wire import (
+    POLL_S,
+    Group,
+    in_background,
+    missing_keys,
+    own_store,
+    root_store,
+)
 from .alarm import listed
-from .store_check import StoreCheck, refuse_own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
 """The time in which all ranks must come to their first attach, by default."""
@@ -186,19 +193,15 @@ class Membership(NamedTuple):
         """The store's answer to a question, over a connection nobody else waits for.
 
         Meanwhile ``watch`` is called from time to time, whether the store answers or
-        not. So is the group's check of the store.
+        not.
         """
         asked = in_background(lambda: question(own_store(self.name)))
         deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
-        check = _CHECKS.get(self.ranks)
         try:
-            while (watch or check) and time.monotonic() < deadline_s - _LOOK_S:
+            while watch is not None and time.monotonic() < deadline_s - _LOOK_S:
                 with suppress(TimeoutError):
                     return asked.result(_LOOK_S)
-                if check is not None:
-                    check.refuse()
-                if watch is not None:
-                    watch()
+                watch()
             return asked.result(max(_LOOK_S, deadline_s - time.monotonic()))
         except GradwireError:
             raise
@@ -283,7 +286,7 @@ def _did_not_come(
     return RankFailed(
         f"{what} cannot be finished: rank {listed(absent)} of {who.world} did not call "
         f"it within {timeout}{who.explained(absent)}; all ranks of the group must call "
-        f"{what}",
+        f"{what}, and share one store, such as gw.FailurePolicy(store=)",
         ranks=who.in_job(absent),
     )
 
@@ -337,11 +340,14 @@ def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membersh
         return ALONE
     group = group or dist.group.WORLD
     ranks = tuple(dist.get_process_group_ranks(group))
-    if len(ranks) > 1:
-        refuse_own_store()
-        if ranks not in _CHECKS or _CHECKS[ranks].absent:
-            name = f"{'-'.join(map(str, ranks))}/check"
-            _CHECKS[ranks] = StoreCheck(name, dist.get_rank(group), group, timeout)
+    # as torchcomms.init_device_mesh leaves one
+    if len(ranks) > 1 and isinstance(store := root_store(), HashStore):
+        given = f"a {type(store).__name__}, which no other process sees"
+        remedy = (
+            "make the group by dist.init_process_group(), or write failure="
+            "gw.FailurePolicy(store=dist.TCPStore(host, port, is_master=rank == 0))"
+        )
+        raise invalid("the job's store", given, "one that all ranks share", remedy)
     return join_ranks(ranks, timeout)
 
 
@@ -407,7 +413,5 @@ def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:
 ALONE = Membership("", 0, 1)
 _JOINED: Counter[tuple[int, ...]] = Counter()
 """The number of times that each set of ranks was joined."""
-_CHECKS: dict[tuple[int, ...], StoreCheck] = {}
-"""The check of the store by each set of ranks, which is made at their first attach."""
 _ROLLS: dict[tuple[int, ...], str] = {}
 """The word that each set of ranks shares in this start of the job."""

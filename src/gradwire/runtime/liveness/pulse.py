@@ -18,7 +18,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,6 +40,12 @@ is six periods, as a busy machine may skip some.
 STORE_PATIENCE_S = 30.0
 """Seconds that the store may take to answer while nothing else is wrong, as hosts
 migrate and links stall.
+"""
+ENDED_S = 2 * PERIOD_S
+"""The same seconds for a rank whose probe port refuses connections.
+
+A refused connection says by itself that the process has ended. A firewall may refuse
+one too, and the rank's number then tells that it lives.
 """
 LINGER_S = 2 * PERIOD_S
 """Seconds that an error waits after its alarm, as its process may host the store."""
@@ -77,11 +83,6 @@ class Sign(NamedTuple):
     waits: bool = False
     still_s: float = 0.0
 
-    @property
-    def has_detached(self) -> bool:
-        """Whether the rank has left by itself, as its last sign says."""
-        return self.beat == _DETACHED
-
 
 _NO_SIGN = Sign(0, Place(0, 0, 0))
 """The sign of a rank that has shown none yet."""
@@ -118,6 +119,31 @@ class Stillness:
         return self._still_s
 
 
+class _Alarms:
+    """The alarms of one epoch, as far as this rank knows them."""
+
+    def __init__(self, epoch: int) -> None:
+        self.key = alarm_key(epoch)
+        self.outgoing: Alarm | None = None
+        """This rank's own alarm."""
+        self.sent = threading.Event()
+        """Set once the store has the alarm of this rank, or an earlier one."""
+        self.first: Alarm | None = None
+        """The alarm that counts, once this rank knows it."""
+        self.is_announced = False
+
+    @property
+    def known(self) -> str:
+        """The alarm that this rank knows of, encoded; empty if there is none."""
+        alarm = self.first or self.outgoing
+        return "" if alarm is None else alarm.encoded()
+
+
+def alarm_key(epoch: int) -> str:
+    """The store's key of the alarm that ends an epoch."""
+    return f"alarm/{epoch}"
+
+
 class Pulse:
     """Counts for this rank, watches for an alarm, and finds silent ranks.
 
@@ -147,6 +173,11 @@ class Pulse:
         self.waits = waits
         self.detaches = False
         """Whether the rank is about to leave by itself, which its last sign says."""
+        self.lingers = True
+        """Whether an alarm may end this process, which may host the store."""
+        self.epoch = 0
+        self.ranks = set(range(world))
+        """The ranks of the present epoch."""
         self.store_is_lost = False
         self._name = name
         self._store: Any = None
@@ -157,13 +188,7 @@ class Pulse:
         self._beat = 0
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._outgoing: Alarm | None = None
-        """This rank's own alarm."""
-        self._sent = threading.Event()
-        """Set once the store has the alarm of this rank, or an earlier one."""
-        self._first: Alarm | None = None
-        """The alarm that counts, once this rank knows it."""
-        self._announced = False
+        self._alarms = _Alarms(0)
         self._answered_s = time.monotonic()
         self._broke_s = math.inf
         self._old: list[str] = []
@@ -175,9 +200,9 @@ class Pulse:
         self._num_reads = 0
         self._signs: list[Sign] = []
         self._have_all_shown = False
-        """Whether all ranks' signs are in the store, and it gives several at once."""
+        """Whether all ranks' signs are in the store."""
         self._beats = [Stillness() for _ in range(world)]
-        self.roll_call = RollCall(rank, world, self._heard, self._own)
+        self.roll_call = RollCall(rank, world, self._heard, lambda: self._alarms.known)
         self._thread = threading.Thread(
             target=self._run, name="gradwire pulse", daemon=True
         )
@@ -186,6 +211,8 @@ class Pulse:
     def stop(self) -> None:
         self._stop.set()
         self._wake.set()
+        with self._news:
+            self._news.notify_all()  # nothing is read any more
         self.roll_call.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(PATIENCE_S)
@@ -195,31 +222,35 @@ class Pulse:
 
     # Alarms.
 
-    def raise_alarm(self, alarm: Alarm) -> Alarm:
-        """Announces it to all ranks, if the store lives, and leaves time to hear it.
+    def raise_alarm(self, alarm: Alarm, *, lingers: bool = True) -> Alarm:
+        """Announces it to all ranks; if it ``lingers``, it leaves them time to hear it.
 
         Returns the alarm that counts: the first one, as it caused the later ones.
         """
-        self._outgoing = alarm
+        alarms = self._alarms
+        alarms.outgoing = alarm
         self._wake.set()
-        if not self._sent.wait(PERIOD_S):
-            # The store is slow: ranks whose probe ports can be reached hear it there.
-            in_background(partial(self.roll_call.announce, alarm.encoded()))
-        if self._sent.wait(LINGER_S - PERIOD_S):
+        if not alarms.sent.wait(PERIOD_S) or not lingers:
+            # ranks whose probe ports can be reached need not wait for the store
+            in_background(partial(self.roll_call.announce, alarms.known))
+        if alarms.sent.wait(LINGER_S - PERIOD_S) and lingers:
             time.sleep(LINGER_S)
-        return self._first or alarm
-
-    def _own(self) -> str:
-        """The alarm that this rank knows of, encoded; empty if there is none."""
-        known = self._first or self._outgoing
-        return "" if known is None else known.encoded()
+        return alarms.first or alarm
 
     def _heard(self, line: bytes) -> None:
         """Takes an alarm that another rank announces past the store."""
-        if self._first is None:
-            self._first = Alarm.decoded(line, self.place.step)
-            self._announced = True
-            self._on_alarm(self._first)
+        alarms = self._alarms
+        if alarms.first is None:
+            alarms.first = Alarm.decoded(line, self.place.step)
+            alarms.is_announced = True
+            self._on_alarm(alarms.first)
+
+    def go_on(self, epoch: int, ranks: Collection[int]) -> None:
+        """Watches the ranks of the next epoch, and for its alarm."""
+        self.ranks = {*ranks}
+        self.roll_call.keep(self.ranks)
+        self.epoch = epoch
+        self._alarms = _Alarms(epoch)
 
     # Signs of other ranks.
 
@@ -241,21 +272,30 @@ class Pulse:
         """Whether signs are read within ``PATIENCE_S``; call it with ``_news``."""
         reads = self._num_reads
         self._news.wait_for(
-            lambda: self.store_is_lost or self._num_reads > reads, PATIENCE_S
+            lambda: (
+                self.store_is_lost or self._stop.is_set() or self._num_reads > reads
+            ),
+            PATIENCE_S,
         )
         return not self.store_is_lost and self._num_reads > reads
 
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
-        """Ranks unmoved for ``PATIENCE_S``, and whether the store is silent.
+        """Ranks that are gone, and whether the store is silent.
 
         If the store is silent, rank 0 is named, which hosts it.
         """
-        still = set(range(self._world)) - {self.rank}
+        still = self.ranks - {self.rank}
         with self._watching() as is_read:
-            while is_read and any(self._signs[r].still_s < PATIENCE_S for r in still):
+            while is_read and not all(map(self.is_gone, still)):
                 is_read = self._is_read_anew()
                 still = {rank for rank in still if self._signs[rank].still_s}
         return (tuple(sorted(still)), False) if is_read else ((0,), True)
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether a rank was gone when signs were last read."""
+        has_ended = rank in self.roll_call.refused
+        patience_s = ENDED_S if has_ended else PATIENCE_S
+        return self._signs[rank].still_s >= patience_s
 
     def signs(self) -> list[Sign]:
         """Every rank's sign, read anew; empty if the store does not answer."""
@@ -265,7 +305,9 @@ class Pulse:
     def detached(self) -> set[int]:
         """The ranks that had left by themselves when signs were last read."""
         with self._news:
-            return {rank for rank, sign in enumerate(self._signs) if sign.has_detached}
+            return {
+                rank for rank, sign in enumerate(self._signs) if sign.beat == _DETACHED
+            }
 
     def last_ranks(self) -> tuple[int, ...]:
         """The ranks furthest back when signs were last read, except ranks that waited
@@ -276,11 +318,12 @@ class Pulse:
         """
         with self._news:
             signs = self._signs
-        places = [sign.place._replace(local_step=0) for sign in signs]
+        places = {r: signs[r].place._replace(local_step=0) for r in sorted(self.ranks)}
+        first = min(places.values())
         return tuple(
             rank
-            for rank, place in enumerate(places)
-            if min(places) == place < max(places) and not signs[rank].waits
+            for rank, place in places.items()
+            if first == place < max(places.values()) and not signs[rank].waits
         )
 
     def local_steps(self) -> str:
@@ -289,10 +332,10 @@ class Pulse:
         A rank whose data have ended makes fewer steps, and the other ranks wait for it.
         """
         with self._news:
-            counts = [sign.place.local_step for sign in self._signs]
-        if len({*counts}) < 2:
+            counts = {r: self._signs[r].place.local_step for r in sorted(self.ranks)}
+        if len({*counts.values()}) < 2:
             return ""
-        words = [f"rank {rank} after {count}" for rank, count in enumerate(counts)]
+        words = [f"rank {rank} after {count}" for rank, count in counts.items()]
         return f" (local steps when last seen: {', '.join(words)})"
 
     # The thread.
@@ -330,37 +373,39 @@ class Pulse:
             )
             with contextlib.suppress(Exception):
                 alarm = Alarm((self.rank,), self.place.step, text, ExitCode.BROKEN)
-                self._store.compare_set("alarm", "", alarm.encoded())
+                self._store.compare_set(self._alarms.key, "", alarm.encoded())
                 self._stop.wait(LINGER_S)
             self._on_error(error)
 
     def _live(self) -> bool:
         """One round with the store; returns whether it still answers."""
+        alarms = self._alarms
         try:
             if self._store is None:
                 self._store = own_store(self._name)
                 self._store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
-            self._exchange()
+            self._exchange(alarms)
             self._answered_s = time.monotonic()
         except dist.DistError:
             self._broke_s = time.monotonic()
             with self._news:
                 self.store_is_lost = True
                 self._news.notify_all()
-        if self._outgoing is None and not self._announced:
-            if self._first is not None:
+        if alarms.outgoing is None and not alarms.is_announced:
+            if alarms.first is not None:
                 # Called only now: its process may host the store, and may end. By then
                 # all ranks have read the alarm.
-                self._stop.wait(LINGER_S)
-                self._announced = True
-                self._on_alarm(self._first)
+                if self.lingers:
+                    self._stop.wait(LINGER_S)
+                alarms.is_announced = True
+                self._on_alarm(alarms.first)
             # A finished job ends rank by rank. Only a rank that still waits afterwards
             # has lost the store.
             elif self.store_is_lost and not self._stop.wait(PATIENCE_S):
                 self._on_lost()
         return not self.store_is_lost
 
-    def _exchange(self) -> None:
+    def _exchange(self, alarms: _Alarms) -> None:
         """Writes this rank's sign and alarm to the store, and reads the others'."""
         self._beat += 1
         self._show()
@@ -368,12 +413,13 @@ class Pulse:
             self.roll_call.meet(self._store)
             if self.roll_call.is_complete and self.rank == 0:
                 self.sweep("way")  # all have read these, as all have opened their ports
-        if self._outgoing is not None and not self._sent.is_set():
-            alarm = self._store.compare_set("alarm", "", self._outgoing.encoded())
-            self._first = self._first or Alarm.decoded(alarm, self.place.step)
-            self._sent.set()
-        elif self._first is None and self._store.check(["alarm"]):
-            self._first = Alarm.decoded(self._store.get("alarm"), self.place.step)
+        if alarms.outgoing is not None and not alarms.sent.is_set():
+            alarm = self._store.compare_set(alarms.key, "", alarms.outgoing.encoded())
+            alarms.first = alarms.first or Alarm.decoded(alarm, self.place.step)
+            alarms.sent.set()
+        elif alarms.first is None and self._store.check([alarms.key]):
+            line = self._store.get(alarms.key)
+            alarms.first = Alarm.decoded(line, self.place.step)
         while self._old:
             sweep(PrefixStore(self._old.pop(), self._store))
         if self._num_watching:
@@ -387,8 +433,7 @@ class Pulse:
     def _read(self) -> list[Sign]:
         """Every rank's sign. All are asked for at once, as the store may be far."""
         keys = [f"pulse/{rank}" for rank in range(self._world)]
-        if not self._have_all_shown and self._store.has_extended_api():
-            self._have_all_shown = self._store.check(keys)
+        self._have_all_shown = self._have_all_shown or self._store.check(keys)
         if self._have_all_shown:
             return [_sign(value) for value in self._store.multi_get(keys)]
         return [

@@ -20,7 +20,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from functools import partial
 from secrets import token_hex
@@ -83,6 +83,8 @@ class RollCall:
         self._has_announced = False
         """Whether the store has the address of this rank's probe port."""
         self.is_complete = False
+        self.refused: set[int] = set()
+        """The ranks whose probe ports have refused a connection."""
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
@@ -120,6 +122,10 @@ class RollCall:
     def announce(self, alarm: str) -> None:
         """Announces an alarm to all ranks that a probe can reach."""
         asyncio.run(self._knock_everywhere(alarm))
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Probes these ranks alone from now on."""
+        self._probes = {r: self._probes[r] for r in ranks if r in self._probes}
 
     def close(self) -> None:
         """Closes the probe port."""
@@ -194,13 +200,26 @@ class RollCall:
 
     async def _knock_everywhere(self, alarm: str) -> dict[int, tuple[Reach, bytes]]:
         answers = await asyncio.gather(
-            *(_knock(*probe, alarm) for probe in self._probes.values())
+            *(self._knock(rank, alarm) for rank in self._probes)
         )
         return dict(zip(self._probes, answers, strict=True))
 
+    async def _knock(self, rank: int, alarm: str) -> tuple[Reach, bytes]:
+        """The answer of one rank, and the alarm that it knows of."""
+        try:
+            return await _answer_at(*self._probes[rank], alarm)
+        except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
+            self.refused.add(rank)
+            return Reach.ENDED, b""
 
-async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, bytes]:
-    """The answer of one rank, and the alarm that it knows of."""
+
+async def _answer_at(
+    host: str, port: int, token: str, alarm: str
+) -> tuple[Reach, bytes]:
+    """The answer at a probe port.
+
+    Raises the error of a connection that was refused or reset.
+    """
     writer = None
     try:
         async with asyncio.timeout(ASK_S):
@@ -211,7 +230,7 @@ async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, b
         word, _, announced = line.strip().partition(b" ")
         return (Reach.ANSWERS, announced) if word == b"here" else (Reach.ENDED, b"")
     except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
-        return Reach.ENDED, b""
+        raise
     except (OSError, ValueError):  # also a time-out
         return (Reach.CUT if writer is None else Reach.MUTE), b""
     finally:

@@ -10,7 +10,6 @@ from ...errors import LoopMistake, RankFailed
 from ..engine.engine import Engine
 from ..liveness.membership import ALONE, Membership
 from ..survive.groups import open_group, register_group
-from ..survive.shrink import Counted, meet
 from ..transport.wire import Group
 
 Connect = Callable[..., Engine]
@@ -22,35 +21,40 @@ class Survivors(NamedTuple):
 
     engine: Engine
     group: Group | None
+    values: list[list[int]]
+    """The value that each of them has announced."""
 
 
-def go_on_without(old: Engine, failure: BaseException, connect: Connect) -> Survivors:
+def go_on_without(
+    old: Engine, failure: BaseException, connect: Connect, own: list[int]
+) -> Survivors:
     """Connects the ranks that ``failure`` leaves, which all call it.
 
-    Raises ``failure`` where this rank cannot go on: it is one of the lost ranks, or no
+    ``own`` is the value that this rank announces. Raises ``failure`` where this rank cannot go on: it is one of the lost ranks, or no
     rank is lost, or the job's store does not answer.
     """
     if not isinstance(failure, RankFailed) or isinstance(failure, LoopMistake):
         raise failure
-    own = old.who.in_job([old.rank])
-    is_out = not failure.ranks or not {*failure.ranks}.isdisjoint(own)
-    decision = None if is_out else meet(old, failure, Counted(0, 0))
-    if decision is None:
+    lost = old.who.in_group(failure.ranks)
+    is_out = not failure.ranks or old.rank in lost
+    epoch = None if is_out else old.next_epoch(own, lost)
+    if epoch is None:
         raise failure
     old.close()
-    ranks = old.who.in_job(decision.ranks)
+    ranks = old.who.in_job(epoch.ranks)
     world = len(ranks)
     name = f"{old.who.name}, {world} go on"
-    who = Membership(name, decision.ranks.index(old.rank), world, ranks)
+    who = Membership(name, epoch.ranks.index(old.rank), world, ranks)
+    values = [epoch.values[rank] for rank in epoch.ranks]
     try:
         engine = connect(who if world > 1 else ALONE._replace(ranks=ranks))
     except RankFailed as later:
         # another rank is lost meanwhile, which the others may notice once connected
-        return go_on_without(connect(who, num_channels=0), later, connect)
+        return go_on_without(connect(who, num_channels=0), later, connect, own)
     try:
-        return Survivors(engine, _group_of(engine, who))
+        return Survivors(engine, _group_of(engine, who), values)
     except RankFailed as later:
-        return go_on_without(engine, later, connect)
+        return go_on_without(engine, later, connect, own)
 
 
 def _group_of(engine: Engine, who: Membership) -> Group:

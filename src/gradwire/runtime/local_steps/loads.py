@@ -14,6 +14,10 @@ evaluation, change nothing. Nor does a load of bits that are there already, for 
 bits that the handle's state has restored.
 
 A step takes no digests unless a load came before it.
+
+A rank of an island has a shard of each parameter. A load may leave the bits of one
+shard as they are, and a parameter is loaded on all ranks of the island or on none. So
+these ranks agree on the parameters that were loaded.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import torch
 from torch import nn
 
 from ...contract.spec import NamedParam
+from ..grid.dtensors import shard_of
 from ..state.outer_state import NO_LOADS
 from ..step.hooked import Hooked
 from ..step.integrity import digests_of
@@ -36,7 +41,8 @@ class Loads:
     """Watches one model for loads.
 
     ``notice`` is called before each forward pass that trains. Whoever is called there,
-    before a step and before an exchange calls ``take``.
+    before a step and before an exchange calls ``take``. ``of_island`` says of flags
+    whether any rank of the island has them.
     """
 
     def __init__(
@@ -44,10 +50,12 @@ class Loads:
         model: nn.Module,
         params: Sequence[NamedParam],
         notice: Callable[[], None],
+        of_island: Callable[[list[bool]], list[bool]],
         undo: ExitStack,
     ) -> None:
         self._params = dict(params)
         self._notice = notice
+        self._of_island = of_island
         self._before: dict[str, int] | None = None
         """The digests before a load; None where there was none."""
         self.tally = NO_LOADS
@@ -81,7 +89,10 @@ class Loads:
             return {}
         before = self._before
         now = self._digests()
-        return {name: now[name] for name in now if now[name] != before[name]}
+        is_loaded = self._of_island([now[name] != before[name] for name in now])
+        return {
+            name: now[name] for name, is_in in zip(now, is_loaded, strict=True) if is_in
+        }
 
     def tally_with(
         self, loaded: dict[str, int], dropped: Collection[str]
@@ -103,5 +114,5 @@ class Loads:
         self._before = None
 
     def _digests(self) -> dict[str, int]:
-        tensors = [param.detach() for param in self._params.values()]
+        tensors = [shard_of(param).detach() for param in self._params.values()]
         return dict(zip(self._params, digests_of(tensors), strict=True))

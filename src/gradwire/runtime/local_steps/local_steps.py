@@ -16,9 +16,12 @@ only some of the model's parameters; other optimizers' are exchanged too. A step
 ``GradScaler`` skips is no local step, and ranks that skip different numbers of steps do
 not end together. Train in bfloat16, which needs no scaler.
 
+An island is the ranks of a site that hold one model together. Rank i of an island
+exchanges its shards with rank i of the others, and steps the anchors of these shards.
+
 A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself
-until ``detach()``. Call ``end_period()`` before that, as DDP expects the same
-parameters on all ranks.
+until ``detach()``, unless its ranks are one host of ``mesh``. Call ``end_period()``
+before that, as DDP expects the same parameters on all ranks.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from ...errors import invalid
 from ...exchange.rounds import Rules, codec_for_rounds
 from ..attach import grid_of
 from ..fused import fused_messages
+from ..grid.dtensors import num_cuts
+from ..grid.shards import averages_in_host, join_island
 from ..handle import Handle
 from ..liveness.membership import Membership
 from ..pairs import Feature
@@ -84,7 +89,8 @@ def local_steps(  # noqa: PLR0913
     ``load_state_dict`` of the model, anchors restart at these weights.
 
     Args:
-        model: A module, or a DDP model, which then exchanges nothing itself.
+        model: A module, or a DDP model, which then exchanges nothing itself. A DDP
+            model whose group is one host of ``mesh`` goes on averaging there.
         optimizer: The optimizer that the loop steps. If the loop makes a new one of the
             same parameters, its steps count from its second step on.
         exchange: A compressor, an exchange, or a name.
@@ -114,7 +120,8 @@ def local_steps(  # noqa: PLR0913
             each tensor.
         tape: A function of a JSON line, which is called for each mean that takes effect
             on this rank. Default: none.
-        group: As for ``attach``. Default: all ranks.
+        group: As for ``attach``. For a model that FSDP2 or tensor parallelism cuts
+            within a site, it is the dimension of sites. Default: all ranks.
         mesh: As for ``attach``. Default: flat.
         options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
             ``trace_steps``. Default: ``gw.Options()``.
@@ -133,8 +140,8 @@ def local_steps(  # noqa: PLR0913
         RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the
             time-out. Under "shrink": if this rank cannot go on with the others.
         LoopMistake: Raised by ``optimizer.step()`` on all ranks if only some ranks have
-            loaded weights or called ``end_period()``, or if they have loaded different
-            weights.
+            loaded weights or called ``end_period()``, if they have loaded different
+            weights, or if the ranks of an island have made different steps.
 
     >>> import torch
     >>> import gradwire as gw
@@ -155,7 +162,7 @@ def local_steps(  # noqa: PLR0913
     """
     settings = Settings(exchange, None, None, *or_defaults(options, failure))
     model = sole_ddp(model)
-    grid = grid_of(model, group, mesh, settings)
+    is_island = averages_in_host(model, mesh)
     asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     partly = {
         "quorum": quorum,
@@ -168,7 +175,11 @@ def local_steps(  # noqa: PLR0913
         if outer is None:
             outer = DILOCO if quorum is None else PLAIN
         way = _Locally(optimizer, outer, asked, partly, quiet)
-        handle = way.attach(quietened(model, quiet), settings, grid)
+        inner = quietened(model, quiet, goes_on=is_island)
+        # a DDP model's own group is that of its host
+        grid = grid_of(inner if is_island else model, group, mesh, settings)
+        grid = grid._replace(shards=join_island(inner, settings.patience))
+        handle = way.attach(inner, settings, grid)
     assert isinstance(handle, LocalSteps)
     return handle
 
@@ -247,16 +258,23 @@ class _Locally(LocalAttachment):
             self.rules.check_world(who.world)
             return []
         settings = self.settings
+        anchors = self.outer.anchors
+        cuts = {name: num_cuts(param) for name, param in self.params}
         made: list[Message] = []
-        for names in self.fragments:
-            made += fused_messages(
-                self.model,
-                [(name, self.outer.anchors[name]) for name in names],
-                settings,
-                settings.exchange,
-                who,
-                first=len(made),
-            )
+        # Ranks of an island that hold copies of a part need the same draws for it. A
+        # draw depends on a part's place among all that is sent, so parts with most
+        # copies come first: shards before them may have other lengths on each rank.
+        for count in sorted({*cuts.values()}):
+            for names in self.fragments:
+                parts = [(n, anchors[n]) for n in names if cuts[n] == count]
+                made += fused_messages(
+                    self.model,
+                    [(name, part) for name, part in parts if part.numel()],
+                    settings,
+                    settings.exchange,
+                    who,
+                    first=len(made),
+                )
         return made
 
     def check(self) -> Check:

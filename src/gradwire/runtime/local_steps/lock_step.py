@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from torch.optim.optimizer import (
 
 from ...contract import Compressor
 from ...contract.bounds import check_whole
+from ...contract.verbs import Among
 from ...errors import invalid
 from ...exchange.rounds import Rules
 from ..attach import Attachment
-from ..engine.engine import CONTROL
+from ..engine.engine import CONTROL, figures_of_all
+from ..grid.dtensors import reshard
 from ..handle import Handle
 from ..state.outer_state import NO_LOADS
 from ..state.table import MOST_STEPS
@@ -33,6 +35,9 @@ from .counting import Counting
 from .loads import Loads
 from .moment import LoopMoment, moments_of_all
 from .outer import Outer
+
+if TYPE_CHECKING:
+    from ..state.sharded import Owners
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,9 @@ class LocalSteps(Handle):
         """The task in which ranks announce their moments; None without one."""
         self._has_stepped = False
         """Whether an optimizer has stepped since parameters were their anchors."""
-        self._loads = Loads(way.model, way.params, self._take_loads, undo)
+        self._loads = Loads(
+            way.model, way.params, self._take_loads, self._any_of_island, undo
+        )
         self._loads.note()
         this = weakref.ref(self)
 
@@ -151,9 +158,9 @@ class LocalSteps(Handle):
         """The anchors by parameter name, the same on all ranks bit for bit.
 
         They are the parameters that ranks have agreed on, and that DiLoCo evaluates. Do
-        not write to them.
+        not write to them. The anchor of a DTensor is a DTensor in the same layout.
         """
-        return {name: anchor.detach() for name, anchor in self._outer.anchors.items()}
+        return self._outer.whole
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -224,10 +231,17 @@ class LocalSteps(Handle):
     def _announce(self, *, ends_period: bool) -> None:
         """Has ranks announce their moments beside the next work."""
         engine = self._engine
-        if engine.world > 1:
+        num_parts = engine.shards.world
+        if max(engine.world, num_parts) > 1:
             moment = self._moment(ends_period=ends_period)
-            steps = moments_of_all(engine.world, self._progress.step, moment)
+            step = self._progress.step
+            steps = moments_of_all(engine.world, num_parts, step, moment)
             self._announcing = engine.launch(0, "moments", steps, CONTROL)
+
+    def _any_of_island(self, flags: list[bool]) -> list[bool]:
+        """For each flag whether any rank of this rank's island has it."""
+        rows = figures_of_all(self._engine, flags, Among.SHARDS)
+        return [any(column) for column in zip(*rows, strict=True)]
 
     def _hear(self) -> list[LoopMoment]:
         """Waits for the moments that ranks announce; [] if none are on their way."""
@@ -272,6 +286,7 @@ class LocalSteps(Handle):
         self._arriving = {}
         self._left = 0
         if means:
+            reshard(self._model)
             self._outer.apply(means, mixing)
 
     def synchronize(self) -> None:
@@ -327,6 +342,11 @@ class LocalSteps(Handle):
         )
         return {**saved, "local_step": self._local_step, "outer": outer}
 
+    @property
+    def _owners(self) -> Owners:
+        form = self._outer.form(arrives=self._rhythm.delay > 0)
+        return super()._owners._replace(form=form)
+
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
         outer = saved["outer"]
         return {
@@ -347,6 +367,7 @@ class LocalSteps(Handle):
         )
 
         def put_in_place() -> None:
+            reshard(self._model)
             put_exchanges()
             put_outer()
             self._local_step = self._counted_from = local_step

@@ -1,10 +1,10 @@
 """Mail: messages of partial rounds between ranks, beside the training step.
 
 Each rank has two threads for each other rank: one sends and one receives. A message is
-a head of fixed size and the bytes of a payload. Messages of one rank to another arrive
-in order. A receive waits for as long as its sender lives, since no rank knows when a
-message will come. A payload travels in pieces: the time-out bounds each of them, and
-not the time of a long payload.
+a head of fixed size, and the bytes of a merge's list and of a payload. Messages of one
+rank to another arrive in order. A receive waits for as long as its sender lives, since
+no rank knows when a message will come. A payload travels in pieces: the time-out bounds
+each of them, and not the time of a long payload.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -26,10 +27,13 @@ from ...exchange.rounds import Contribution, Merge, Opening, Pull, Push, Snapsho
 from ..transport.direct import PIECE_BYTES
 from ..transport.wire import Channel
 
+_HEAD_BYTES = 256
 _HEAD_TAG = 1
 _PAYLOAD_TAG = 2
 _CLOSING_S = 10.0
 """Seconds that ``close`` waits for messages under way, and for the other ranks."""
+NAME = "gradwire rounds"
+"""The beginning of the names of all threads of rounds."""
 
 
 class Note(NamedTuple):
@@ -57,34 +61,43 @@ class Leaving(NamedTuple):
 RoundMessage = Push | Opening | Snapshot | Pull | Merge | Note | Drained | Leaving
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(RoundMessage)}
 
-_WITH_PAYLOAD = (Push, Snapshot, Merge)
+
+def _text(value: Any, least_bytes: int = 0) -> Tensor:
+    """A value as JSON, padded."""
+    text = json.dumps(value).encode().ljust(least_bytes)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def _head_bytes(world: int) -> int:
-    """The bytes of a head, which may list a contribution of each rank."""
-    return 512 + 320 * world
+def _read(text_B: Tensor) -> Any:
+    return json.loads(text_B.numpy().tobytes())
 
 
-def _written(message: RoundMessage, size_bytes: int) -> Tensor:
-    """The head of a message; a payload is there by its number of bytes."""
-    fields = [*message]
-    if isinstance(message, _WITH_PAYLOAD):
-        fields[-1] = message.payload_B.numel()
-    text = json.dumps([type(message).__name__, *fields]).encode()
-    assert len(text) <= size_bytes, "a head has a fixed size"
-    return torch.frombuffer(bytearray(text.ljust(size_bytes)), dtype=torch.uint8)
+def _parts(message: RoundMessage) -> list[Tensor]:
+    """The head of a message, then what follows it: a list, and a payload."""
+    fields: list[Any] = [*message]
+    rest: list[Tensor] = []
+    if isinstance(message, Push | Merge | Snapshot):
+        rest.append(fields.pop().cpu())
+    if isinstance(message, Merge | Snapshot):
+        rest.insert(0, _text(fields.pop()))
+    sizes = [part.numel() for part in rest]
+    head_B = _text([type(message).__name__, sizes, *fields], _HEAD_BYTES)
+    assert head_B.numel() == _HEAD_BYTES, "a head has a fixed size"
+    return [head_B, *rest]
 
 
-def _read(head_B: Tensor) -> RoundMessage:
-    """The message of a head; it has its payload's memory, if there is any."""
-    name, *fields = json.loads(head_B.numpy().tobytes())
-    kind = _KINDS[name]
-    if kind is Merge:
-        fields[2] = tuple(Contribution(*entry) for entry in fields[2])
-    if kind in _WITH_PAYLOAD:
-        fields[-1] = torch.empty(fields[-1], dtype=torch.uint8, device="cpu")
-    message: RoundMessage = kind(*fields)
+def _message(name: str, fields: list[Any], rest: list[Any]) -> RoundMessage:
+    """The message that ``_parts`` has written."""
+    if _KINDS[name] is Merge:
+        rest[0] = tuple(Contribution(*entry) for entry in _read(rest[0]))
+    if _KINDS[name] is Snapshot:
+        rest[0] = _read(rest[0])
+    message: RoundMessage = _KINDS[name](*fields, *rest)
     return message
+
+
+def _pieces(parts: Iterable[Tensor]) -> list[Tensor]:
+    return [piece for part in parts for piece in torch.split(part, PIECE_BYTES)]
 
 
 class Mail:
@@ -112,7 +125,6 @@ class Mail:
         self._take = take
         self._fail = fail
         self._is_closing = False
-        self._head_bytes = _head_bytes(channel.size())
         others = set(range(channel.size())) - {channel.rank()}
         self._outgoing: dict[int, SimpleQueue[Any]] = {
             rank: SimpleQueue() for rank in others
@@ -120,7 +132,7 @@ class Mail:
         self._threads = [
             threading.Thread(
                 target=partial(self._carry, is_over, rank),
-                name=f"gradwire rounds {name} {rank}",
+                name=f"{NAME} {name} {rank}",
                 daemon=True,
             )
             for name, is_over in (
@@ -151,9 +163,8 @@ class Mail:
         self._is_closing = True
         for outgoing in self._outgoing.values():
             outgoing.put((Leaving(), None))
-        end_s = time.monotonic() + (_CLOSING_S if is_whole else 0.0)
-        for thread in self._threads:
-            thread.join(max(0.0, end_s - time.monotonic()))
+        if is_whole:
+            _join(self._threads)
 
     def _carry(self, is_over: Callable[[int], bool], rank: int) -> None:
         try:
@@ -168,31 +179,47 @@ class Mail:
     def _sends_last(self, dst: int) -> bool:
         """Sends the next message; returns whether it was the last one."""
         message, on_sent = self._outgoing[dst].get()
-        parts = [_written(message, self._head_bytes)]
-        works = [self._channel.send(parts, dst, _HEAD_TAG)]
-        if isinstance(message, _WITH_PAYLOAD):
-            pieces = torch.split(message.payload_B.cpu(), PIECE_BYTES)
-            parts += pieces
-            works += [self._channel.send([p], dst, _PAYLOAD_TAG) for p in pieces]
+        head_B, *rest = _parts(message)
+        works = [self._channel.send([head_B], dst, _HEAD_TAG)]
+        works += [self._channel.send([p], dst, _PAYLOAD_TAG) for p in _pieces(rest)]
         for work in works:
             work.wait(self._timeout)
-        self._sent_bytes[dst] += sum(part.numel() for part in parts)
+        self._sent_bytes[dst] += sum(part.numel() for part in (head_B, *rest))
         if on_sent is not None:
             on_sent()
         return isinstance(message, Leaving)
 
     def _receives_last(self, src: int) -> bool:
         """Receives the next message; returns whether it was the last one."""
-        head_B = torch.empty(self._head_bytes, dtype=torch.uint8, device="cpu")
+        head_B = torch.empty(_HEAD_BYTES, dtype=torch.uint8, device="cpu")
         self._channel.recv([head_B], src, _HEAD_TAG).wait()
-        message = _read(head_B)
-        if isinstance(message, _WITH_PAYLOAD):
-            pieces = torch.split(message.payload_B, PIECE_BYTES)
-            works = [self._channel.recv([p], src, _PAYLOAD_TAG) for p in pieces]
-            for work in works:
-                work.wait(self._timeout)
+        name, sizes, *fields = _read(head_B)
+        rest = [torch.empty(n, dtype=torch.uint8, device="cpu") for n in sizes]
+        works = [self._channel.recv([p], src, _PAYLOAD_TAG) for p in _pieces(rest)]
+        for work in works:
+            work.wait(self._timeout)
+        message = _message(name, fields, rest)
         is_last = isinstance(message, Leaving)
         if is_last:
             self._left.add(src)
         self._take(src, message)
         return is_last
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    """Waits for threads to end, for some seconds."""
+    end_s = time.monotonic() + _CLOSING_S
+    for thread in threads:
+        thread.join(max(0.0, end_s - time.monotonic()))
+
+
+def _join_all() -> None:
+    """Waits for all threads of rounds, which end as the other ranks leave.
+
+    A thread that returns from gloo into an interpreter that has ended aborts.
+    """
+    _join(one for one in threading.enumerate() if one.name.startswith(NAME))
+
+
+# Finalizers are called in reverse order at the end: this one after all handles'.
+weakref.finalize(Mail, _join_all)

@@ -3,6 +3,10 @@
 Ranks exchange in the same order, so messages meet which were not meant for each other
 if one rank ends a period by hand and another does not, or if only one has loaded
 weights. All ranks see all moments, and so refuse alike.
+
+An **island** is the ranks of a site that hold one model together. Ranks announce first
+among sites, then within their island. So each rank sees the moments of all ranks of all
+islands.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...contract.verbs import Steps
+from ...contract.verbs import Among, Steps
 from ...errors import ExitCode, RankFailed
 from ..engine.engine import rows_of_all
 from ..liveness.alarm import listed
@@ -41,22 +45,38 @@ class LoopMoment(NamedTuple):
 
 
 def moments_of_all(
-    world: int, step: int, own_moment: LoopMoment
+    world: int, num_parts: int, step: int, own_moment: LoopMoment
 ) -> Steps[list[LoopMoment]]:
-    """The steps by which ranks announce their moments.
+    """The steps by which the ranks of all islands announce their moments.
 
-    Returns them in rank order.
+    There are ``world`` islands of ``num_parts`` ranks.
 
     Raises ``RankFailed``, on every rank alike, if they do not belong together.
     """
-    row = torch.tensor(own_moment, dtype=torch.int64, device="cpu")
-    rows = yield from rows_of_all(world, row)
-    moments = [
-        LoopMoment(local_step, bool(ends_period), bool(has_learnt), num_loads, loads)
-        for local_step, ends_period, has_learnt, num_loads, loads in rows.tolist()
-    ]
-    refuse_unlike(moments, step)
+    rows = torch.tensor([own_moment], dtype=torch.int64, device="cpu")
+    if world > 1:
+        rows = yield from rows_of_all(world, rows[0])
+    if num_parts > 1:
+        rows = yield from rows_of_all(num_parts, rows.flatten(), Among.SHARDS)
+    moments = [LoopMoment(*row) for row in rows.view(-1, len(own_moment)).tolist()]
+    for part in range(num_parts):
+        refuse_unlike(moments[part * world :][:world], step)
+    for site in range(world):
+        _refuse_torn(site, moments[site::world], step)
     return moments
+
+
+def _refuse_torn(site: int, moments: Sequence[LoopMoment], step: int) -> None:
+    """Raises ``RankFailed`` if the ranks of one island are at different moments."""
+    seen = {(one.local_step, one.ends_period, one.num_loads) for one in moments}
+    if len(seen) > 1:
+        shown = listed([one.local_step for one in moments])
+        text = (
+            f"the ranks of island {site} exchange after {shown} local steps, and would "
+            "hold parts of different models"
+        )
+        remedy = "step, load and end periods on all ranks of an island alike"
+        raise _mistake(f"{text}; {remedy}", (site,), step)
 
 
 def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
@@ -72,7 +92,7 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
             f"rank {listed(ending)} of {world} called end_period() after {ended} local "
             f"steps, and rank {listed(others)} exchanged after {exchanged}"
         )
-        raise _mistake(text, _REMEDY, ending, step)
+        raise _mistake(f"{text}; {_REMEDY}", ending, step)
     if len({(moment.num_loads, moment.loads) for moment in moments}) == 1:
         return
     most = max(moment.num_loads for moment in moments)
@@ -84,10 +104,8 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
             f"rank {listed(loaded)} of {world} loaded weights after gw.local_steps, "
             f"and rank {listed(others)} did not"
         )
-    raise _mistake(text, _LOAD_REMEDY, loaded, step)
+    raise _mistake(f"{text}; {_LOAD_REMEDY}", loaded, step)
 
 
-def _mistake(text: str, remedy: str, ranks: tuple[int, ...], step: int) -> RankFailed:
-    return RankFailed(
-        f"{text}; {remedy}", ranks=ranks, step=step, exit_code=ExitCode.MISTAKE
-    )
+def _mistake(text: str, ranks: tuple[int, ...], step: int) -> RankFailed:
+    return RankFailed(text, ranks=ranks, step=step, exit_code=ExitCode.MISTAKE)

@@ -5,6 +5,8 @@ parameter, as the parameter's dtype holds the anchor: what a gradient of all its
 steps would be. The mean of the ranks' pseudo-gradients is the gradient of the anchor,
 with which the outer optimizer steps. Anchors and outer optimizer are the same on all
 ranks, bit for bit, as they depend on means only.
+
+Of a DTensor a rank has the anchor of its own shard, and the outer optimizer steps that.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from torch.optim import SGD, Optimizer
 
 from ...contract.spec import NamedParam, working_dtype
 from ...errors import InvalidSetting, invalid
-from ..state.outer_state import DAMAGED, check_outer
+from ..grid.dtensors import laid_out_like, shard_of
+from ..state.outer_state import DAMAGED, OuterForm, check_outer
 from ..state.table import check_layout, refuse_values
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
@@ -38,8 +41,8 @@ _REMEDY = (
 class Outer:
     """The anchors of parameters, and the outer optimizer, which ``make`` makes of them.
 
-    An anchor has its parameter's shape, strides and device, and its working dtype:
-    float32 for parameters of 16 bits.
+    An anchor has the shape, strides and device of this rank's part of its parameter,
+    and the working dtype: float32 for parameters of 16 bits.
     """
 
     def __init__(self, params: Sequence[NamedParam], make: MakeOuter) -> None:
@@ -48,11 +51,23 @@ class Outer:
         with torch.inference_mode(False), torch.no_grad():
             self.anchors = {
                 name: nn.Parameter(
-                    param.detach().to(working_dtype(param.dtype), copy=True)
+                    shard_of(param).detach().to(working_dtype(param.dtype), copy=True)
                 )
                 for name, param in params
             }
             self.optimizer = _made(make, list(self.anchors.values()))
+
+    def _part(self, name: str) -> Tensor:
+        """This rank's part of a parameter, which FSDP may move to other memory."""
+        return shard_of(self._params[name]).detach()
+
+    @property
+    def whole(self) -> dict[str, Tensor]:
+        """The anchors in their parameters' layout."""
+        return {
+            name: laid_out_like(self._params[name], anchor.detach())
+            for name, anchor in self.anchors.items()
+        }
 
     @property
     def settings(self) -> tuple[str, object]:
@@ -80,13 +95,13 @@ class Outer:
     def restart(self, names: Iterable[str]) -> None:
         """Puts the anchors of these names where their parameters are."""
         for name in names:
-            self.anchors[name].copy_(self._params[name])
+            self.anchors[name].copy_(self._part(name))
 
     @torch.no_grad()
     def has_learnt(self) -> bool:
         """Whether any parameter differs from its anchor, in the parameter's dtype."""
         for name, anchor in self.anchors.items():
-            param = self._params[name]
+            param = self._part(name)
             if not torch.allclose(
                 anchor.to(param.dtype), param, rtol=0, atol=0, equal_nan=True
             ):
@@ -96,7 +111,7 @@ class Outer:
     @torch.no_grad()
     def pseudo_gradient(self, name: str) -> Tensor:
         """A new tensor: the change on this rank since the anchor was put in place."""
-        param = self._params[name]
+        param = self._part(name)
         anchor = self.anchors[name]
         return torch.sub(anchor.to(param.dtype).to(anchor.dtype), param)
 
@@ -109,7 +124,7 @@ class Outer:
         """
         self.step(means)
         for name in means:
-            param = self._params[name]
+            param = self._part(name)
             anchor = self.anchors[name]
             if mixing:
                 param.lerp_(anchor.to(param.dtype), 1.0 - mixing)
@@ -134,21 +149,42 @@ class Outer:
             name: anchor.detach().clone() for name, anchor in self.anchors.items()
         }
         for name in restarted:
-            anchors[name].copy_(self._params[name].detach())
+            anchors[name].copy_(self._part(name))
         return {
             "anchors": anchors,
-            "parameters": {
-                name: param.detach().clone() for name, param in self._params.items()
-            },
+            "parameters": {name: self._part(name).clone() for name in self._params},
             "optimizer": deepcopy(self.optimizer.state_dict()),
         }
+
+    def form(self, *, arrives: bool) -> OuterForm:
+        """The form of ``state``.
+
+        ``arrives`` says whether means may be on their way between two steps.
+        """
+        names = {id(anchor): name for name, anchor in self.anchors.items()}
+        groups = self.optimizer.param_groups
+        order = [names[id(anchor)] for group in groups for anchor in group["params"]]
+        # an optimizer has its fields from its first step on
+        param = nn.Parameter(torch.zeros(2))
+        param.grad = torch.zeros(2)
+        trial = _made(self._make, [param])
+        trial.step()
+        fields = [
+            key
+            for key, value in trial.state[param].items()
+            if isinstance(value, Tensor) and value.shape == param.shape
+        ]
+        fields += ["arriving"] * arrives
+        return OuterForm(
+            order, {name: self._part(name) for name in names.values()}, fields
+        )
 
     def checked(self, saved: Any) -> Callable[[], None]:
         """A function that puts a saved state in place, once all of it fits."""
         check_outer(saved)
         kept: dict[str, Mapping[str, Tensor]] = {
             "anchors": self.anchors,
-            "parameters": self._params,
+            "parameters": {name: self._part(name) for name in self._params},
         }
         for key, own in kept.items():
             if odd := sorted(set(saved[key]) ^ set(own)):

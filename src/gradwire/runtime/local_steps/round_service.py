@@ -30,16 +30,14 @@ from ...exchange.rounds import (
     Request,
     Snapshot,
 )
-from ..engine.engine import Engine, figures_of_all
+from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
 from ..transport.wire import as_on_a_lane, in_background
 from .going_on import Connect, Survivors, go_on_without
-from .mail import Drained, Leaving, Mail, Note, RoundMessage
+from .mail import NAME, Drained, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5
 """Seconds between two looks whether the run has failed."""
-_NAME = "gradwire rounds"
-"""The beginning of the names of all threads of rounds."""
 _Event = Callable[[], None]
 
 
@@ -95,7 +93,7 @@ class RoundService:
         """The ranks that do not have a fragment's last merge yet."""
         self._mail: Mail | None = None
         self._open_mail()
-        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
 
     def _open_mail(self) -> None:
@@ -194,7 +192,7 @@ class RoundService:
         if self._engine.is_copy:
             return
         # the garbage collector may call this anywhere
-        if threading.current_thread().name.startswith(_NAME):
+        if threading.current_thread().name.startswith(NAME):
             in_background(self.close)
             return
         self._queue.put(None)
@@ -346,12 +344,11 @@ class RoundService:
         assert self._connect is not None
         own = [self._num_met, *self.rounds.row()]
         while True:
-            left = go_on_without(engine, failure, self._connect)
+            left = go_on_without(engine, failure, self._connect, own)
             engine = left.engine
             self._mail = None
             self._engine = engine
             try:
-                figures = figures_of_all(engine, own)
                 self._open_mail()
                 break
             except RankFailed as later:
@@ -359,7 +356,7 @@ class RoundService:
         first = self._first
         numbers = engine.who.numbers
         self._labels = [first.index(n) if n in first else n for n in numbers]
-        rows = [[*map(int, row)] for row in figures]
+        rows = left.values
         self._num_receivers.clear()
         self._left.clear()
         self._held.clear()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..step.hooked import untraced
 
@@ -102,9 +103,11 @@ class PendingParameter(nn.Parameter):
         if func in _WITHOUT_VALUES_OF_PARAMETER:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        for param in _pending_in([args, kwargs]):
-            type(param).look(param, _who_looks(func))
-            assert not isinstance(param, PendingParameter)
+        for param in tree_leaves((args, kwargs)):
+            # a look at one may make the next one plain
+            if isinstance(param, PendingParameter):
+                type(param).look(param, _who_looks(func))
+                assert type(param) is nn.Parameter
         return func(*args, **kwargs)
 
     # zero_grad() asks for each of them, and the way through __torch_function__ takes 3
@@ -153,33 +156,16 @@ def unfit(grads: Mapping[str, Tensor | None]) -> str | None:
     return None
 
 
-def _pending_in(given: Any) -> Iterator[PendingParameter]:
-    """Every pending parameter in nested arguments.
-
-    A look at one may make the next one plain.
-    """
-    if isinstance(given, PendingParameter):
-        yield given
-    elif isinstance(given, dict):
-        for value in given.values():
-            yield from _pending_in(value)
-    elif isinstance(given, list | tuple):
-        for value in given:
-            yield from _pending_in(value)
-
-
 def _settled(given: Any, func: Any) -> Any:
     """``given`` with every PendingGrad in it replaced by its settled tensor."""
-    if isinstance(given, PendingGrad):
-        if not given.of_pass.is_over:
-            given.of_pass.settle(_who_looks(func))
-        return given.plain
-    if isinstance(given, dict):
-        return {key: _settled(value, func) for key, value in given.items()}
-    if isinstance(given, list | tuple):
-        parts = [_settled(value, func) for value in given]
-        return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
-    return given
+    looker = _who_looks(func)
+
+    def settled(grad: PendingGrad) -> Tensor:
+        if not grad.of_pass.is_over:
+            grad.of_pass.settle(looker)
+        return grad.plain
+
+    return tree_map_only(PendingGrad, settled, given)
 
 
 @untraced  # torch 2.15 warns of ``_getframe`` in a compiled function

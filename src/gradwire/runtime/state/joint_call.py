@@ -91,7 +91,8 @@ class JointCall:
         with refusing(self._shards):
             self._compare(self._group, facts, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
-        alike = {"call": self._call, "step": saved["step"]}
+        alike = {key: saved.get(key) for key in ("step", "local_step")}
+        alike["call"] = self._call
         facts = {"alike": alike, "share": "", "of its share": {}}
         self._compare(self._shards, facts, "the rank of shard")
 

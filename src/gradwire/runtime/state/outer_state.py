@@ -1,20 +1,24 @@
-"""The saved state of local steps' outer optimizer: its form, and its merge."""
+"""The saved state of local steps' outer optimizer: its form, its cuts and merge."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ...contract.bounds import check_whole
+from ...contract.spec import working_dtype
 from ...errors import InvalidSetting, invalid
 from .table import MOST_STEPS
 
 NO_LOADS = (0, 0)
 _DICTS = ("anchors", "parameters", "arriving", "optimizer")
 _KINDS: dict[str, type] = {**dict.fromkeys(_DICTS, dict), "position": int, "left": int}
+_OUTER = "outer."
+"""The beginning of the path of an outer tensor that is a parameter's field."""
 _LOADS_END = 2**32
 DAMAGED = "load an undamaged checkpoint of the same model"
 
@@ -42,6 +46,70 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
             f"two integers from 0 to {_LOADS_END - 1}",
             DAMAGED,
         )
+
+
+class OuterForm(NamedTuple):
+    """The parts of a rank's outer state."""
+
+    order: Sequence[str]
+    """The parameters in the outer optimizer's order."""
+    parts: Mapping[str, Tensor]
+    """This rank's part of each parameter."""
+    fields: Sequence[str]
+    """Fields with a value for each element that a state has at some moments alone."""
+
+
+class _Leaf(NamedTuple):
+    """An entry of an outer state: a dict and a key in it, and the parameter's name."""
+
+    held: dict[Any, Any]
+    key: Any
+    name: str
+    path: str
+
+
+def _leaves(outer: Mapping[str, Any], order: Sequence[str]) -> Iterator[_Leaf]:
+    """All entries of an outer state that are of one parameter."""
+    for kind in ("anchors", "parameters", "arriving"):
+        for name in outer[kind]:
+            yield _Leaf(outer[kind], name, name, f"{_OUTER}{kind}_N")
+    for index, fields in outer["optimizer"]["state"].items():
+        for key in fields:
+            yield _Leaf(fields, key, order[index], f"{_OUTER}{key}_N")
+
+
+def spread_outer(saved: Mapping[str, Any], form: OuterForm) -> None:
+    """Makes outer tensors with a value for each element fields of their parameters.
+
+    So they can be cut anew. An empty tensor takes the place of each.
+    """
+    params = saved["params"]
+    for name in params:
+        part = form.parts[name]
+        for field in form.fields:
+            blank = torch.zeros(part.numel(), dtype=working_dtype(part.dtype))
+            params[name][f"{_OUTER}{field}_N"] = blank
+    for held, key, name, path in _leaves(saved["outer"], form.order):
+        value = held[key]
+        if isinstance(value, Tensor) and value.shape == form.parts[name].shape:
+            held[key] = value.new_empty(0)
+            if value.numel():
+                params[name][path] = value.flatten()
+
+
+def collect_outer(saved: Mapping[str, Any], form: OuterForm) -> None:
+    """Puts what ``spread_outer`` has made fields back into the outer state."""
+    params = saved["params"]
+    for held, key, name, path in _leaves(saved["outer"], form.order):
+        value = held[key]
+        if isinstance(value, Tensor) and not value.numel():
+            part = form.parts[name]
+            row = params[name][path] if part.numel() else value
+            held[key] = row.view(part.shape)
+    for name, fields in params.items():
+        params[name] = {
+            path: fields[path] for path in fields if not path.startswith(_OUTER)
+        }
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ..engine.plain import packed, read_packed, values_of_all
 from ..grid.dtensors import is_dtensor, shard_of
 from ..grid.reals import as_reals
 from ..transport.wire import Group
+from .outer_state import OuterForm, collect_outer, spread_outer
 from .table import Origin, check_form, fields_of, is_tree, summed
 
 _REST = "rest"
@@ -32,6 +33,8 @@ It is as ``torch.save`` writes it.
 """
 _ONCE = ("version", "algorithm", "step", "run")
 """Entries of state_dicts that lie there once, as they are the same on all ranks."""
+_OF_PLACES = ("messages", "outer", "local_step")
+"""Entries of state_dicts, some of local steps alone, that lie there for each rank."""
 _FORM = "gradwire's sharded state, 1"
 _MOST_REPLICAS = 2**24
 """The most replicas, and parts of a parameter: shapes of their rows can be counted."""
@@ -45,6 +48,8 @@ class Owners(NamedTuple):
     group: Group | None
     replica: int
     replicas: int
+    form: OuterForm | None = None
+    """The form of local steps' state."""
 
     @property
     def within(self) -> DeviceMesh | None:
@@ -108,10 +113,10 @@ def sharded_state(
 
     ``Handle.sharded_state`` explains arguments and errors.
     """
-    if saved["ranks_per_host"] > 1 or "outer" in saved or has_pilot:
+    if saved["ranks_per_host"] > 1 or "rounds" in saved or has_pilot:
         raise InvalidSetting(
-            "sharded_state() needs gw.attach with an exchange or a plan, and without "
-            "mesh=: state of hosts' shares, local steps and 'auto' does not have the "
+            "sharded_state() needs an exchange or a plan, and neither mesh= nor "
+            "quorum=: state of hosts' shares, rounds and 'auto' does not have the "
             "parameters' shapes; save what gather_state() returns on rank 0, or "
             "state_dict() on each rank"
         )
@@ -128,13 +133,16 @@ def sharded_state(
             "ranks)"
         )
         check_whole("saved_by", saved_by, remedy, most=_MOST_REPLICAS)
-    whole = fields_of(saved["params"], by_element=False)
+    if owners.form is not None:
+        spread_outer(saved, owners.form)
+    place = {key: saved[key] for key in _OF_PLACES if key in saved}
+    place["params"] = fields_of(saved["params"], by_element=False)
     rest = {
         "form": _FORM,
         "replicas": owners.replicas,
         "parts": owners.part[1],
         **{key: saved[key] for key in _ONCE},
-        "places": owners.gathered({"params": whole, "messages": saved["messages"]}),
+        "places": owners.gathered(place),
     }
     mesh = owners.mesh()
     count = owners.replicas if saved_by is None else saved_by
@@ -260,6 +268,17 @@ def own_part(owners: Owners, gathered: Any, origin: Origin) -> Any:
         }
         for name in names
     }
+    if owners.form is None or "outer" not in found:
+        return found
+    if replicas != owners.replicas:
+        remedy = "go on with as many, or save model.state_dict() after end_period()"
+        what = "the number of sites that saved a state of local steps"
+        raise invalid(what, replicas, f"{owners.replicas}, as now", remedy)
+    try:
+        collect_outer(found, owners.form)
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        text = f"the sharded state is none of these local steps ({error!r}); {_DAMAGED}"
+        raise InvalidSetting(text) from error
     return found
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ...contract import MOST_COUNTED
 from ...contract.bounds import check_whole
@@ -234,11 +235,12 @@ def refuse_values(what: str, tensor: Tensor, fresh: Tensor | None = None) -> Non
 
 def copied(old: Any) -> Any:
     """A copy of a state_dict, or of a part of one, in host memory."""
-    if isinstance(old, dict):
-        return {key: copied(value) for key, value in old.items()}
-    if type(old) is list:
-        return [copied(value) for value in old]
-    return old.detach().cpu().clone() if isinstance(old, Tensor) else deepcopy(old)
+    return tree_map(
+        lambda leaf: (
+            leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else deepcopy(leaf)
+        ),
+        old,
+    )
 
 
 _SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

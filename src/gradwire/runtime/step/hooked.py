@@ -10,6 +10,7 @@ the model.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch import nn
 
 _OWN = "__getstate__"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Object = TypeVar("_Object")
 
 
 def untraced(function: _Function) -> _Function:
@@ -68,6 +70,14 @@ def frame_of(code: CodeType) -> FrameType | None:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame
+
+
+def living(kind: type[_Object]) -> list[_Object]:
+    """The objects of a class that the garbage collector knows.
+
+    Their classes are asked, as an object may call itself another one's.
+    """
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
 
 
 def is_in_backward() -> bool:

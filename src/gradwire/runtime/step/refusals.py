@@ -28,7 +28,7 @@ from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor
 from ..transport.wire import has_store
-from .hooked import Hooked, is_in_backward, untraced
+from .hooked import Hooked, is_in_backward, living, untraced
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id.
@@ -38,7 +38,7 @@ No second model with one of them can be attached.
 _modules: WeakSet[nn.Module] = WeakSet()
 """The modules of models that are attached, whatever becomes of their parameters."""
 _quiet: WeakSet[DistributedDataParallel] = WeakSet()
-"""DDPs that exchange nothing, as what is in them trains by local steps."""
+"""DDPs whose modules train by local steps: they exchange nothing, or within a host."""
 _watch: list[Any] = []
 """The hook that sees modules taken in by others, while any parameter is exchanged."""
 
@@ -196,10 +196,10 @@ def record_attached(
     return forget
 
 
-def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
+def quietened(ddp: nn.Module, undo: ExitStack, *, goes_on: bool = False) -> nn.Module:
     """The module in a DDP, which exchanges nothing until ``undo`` is closed.
 
-    Another one itself.
+    Another one itself. A DDP that ``goes_on`` exchanges as before.
 
     As in ``no_sync``, each forward pass decides for its backward pass. So loops may
     call ``no_sync`` themselves, or set ``require_backward_grad_sync``. Raises
@@ -208,6 +208,10 @@ def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
     if not isinstance(ddp, DistributedDataParallel):
         return ddp
     _refuse_ddp_inside(ddp)
+    _quiet.add(ddp)
+    undo.callback(_quiet.discard, ddp)
+    if goes_on:
+        return ddp.module  # type: ignore[no-any-return]
     if ddp.static_graph or ddp.parameters_to_ignore or ddp._delay_all_reduce_params:
         raise invalid(
             "model",
@@ -224,8 +228,6 @@ def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
     def after(module: Any, args: Any, output: Any) -> None:
         module.require_backward_grad_sync = found.pop()
 
-    _quiet.add(ddp)
-    undo.callback(_quiet.discard, ddp)
     undo.callback(Hooked(ddp.register_forward_pre_hook, before, prepend=True).remove)
     undo.callback(Hooked(ddp.register_forward_hook, after, always_call=True).remove)
     return ddp.module  # type: ignore[no-any-return]
@@ -407,14 +409,10 @@ def _ddps_around(model: nn.Module, params: Sequence[NamedParam]) -> list[str]:
     object but those of ``gc.freeze()``. DDPs among those are found in the forward pass;
     see `hooks`.
     """
-    kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
-    found = (one for one in gc.get_objects() if type(one) in kinds and one is not model)
-    return [name for ddp in found for name in exchanged_by(ddp, params)]
-
-
-def _subclasses(kind: type) -> set[type]:
-    own: set[type] = set(kind.__subclasses__())
-    return own.union(*map(_subclasses, own))
+    found = living(DistributedDataParallel)
+    return [
+        name for ddp in found if ddp is not model for name in exchanged_by(ddp, params)
+    ]
 
 
 def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:

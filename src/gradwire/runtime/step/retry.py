@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from ...errors import ExitCode, RankFailed
 from ..engine.engine import Engine
+from ..liveness.alarm import listed
 
 
 def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
@@ -56,7 +57,7 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
         raise engine.lose(
             absent,
             step,
-            f"{mine}, and rank {', '.join(map(str, absent))} of {who.world} does not",
+            f"{mine}, and rank {listed(absent)} of {who.world} does not",
             f"it waited for {engine.timeout}",
             ExitCode.MISTAKE,
         ) from error

@@ -17,7 +17,6 @@ Passes about which the scaler has not decided yet accumulate gradients for one s
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -32,7 +31,7 @@ from ...contract import Exchange, Layout
 from ...errors import InvalidSetting
 from ...exchange.error_feedback import Wrapper
 from ...exchange.pair import Pair
-from .hooked import frame_of
+from .hooked import frame_of, living
 
 _METHODS = ("step", "unscale_", "update")
 _OWN = "_gradwire_observer"
@@ -59,10 +58,9 @@ def held_by_optimizers() -> set[int]:
     of them.
     """
     held: set[int] = set()
-    for one in gc.get_objects():
-        if issubclass(type(one), Optimizer):
-            groups = getattr(one, "param_groups", ())
-            held.update(id(param) for group in groups for param in group["params"])
+    for one in living(Optimizer):
+        groups = getattr(one, "param_groups", ())
+        held.update(id(param) for group in groups for param in group["params"])
     return held
 
 

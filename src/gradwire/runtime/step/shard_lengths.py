@@ -19,20 +19,21 @@ from .messages import Message
 def agree_among_shards(
     who: Membership,
     shards: Membership,
+    settings: Mapping[str, object],
     messages: Sequence[Message],
-    num_channels: int,
     timeout: timedelta,
 ) -> None:
     """Tells every message the lengths of all its parts.
 
-    Raises ``RanksDiffer`` on every rank of ``shards`` where their messages do not
-    correspond.
+    Raises ``RanksDiffer`` on every rank of ``shards`` where their settings differ, or
+    their messages do not correspond.
     """
     if shards.world == 1:
         return
     own = {
         "place": f"rank {who.rank} of {who.world}",
-        "num_channels": num_channels,
+        **settings,
+        "setting shards": shards.world,
         **{
             f"message {place}": _described(message)
             for place, message in enumerate(messages)

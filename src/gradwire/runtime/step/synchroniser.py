@@ -58,6 +58,8 @@ class Synchroniser:
         self.engine = engine
         self.check = check or Check(None, lambda names: [])
         self.report = StepReport(self.check, engine.world)
+        self.takes_means = True
+        """Whether parameters without a gradient here get the means of other ranks."""
         self.counts_use = False
         """Whether ranks report which parameters each of them used.
 
@@ -304,7 +306,9 @@ class Synchroniser:
         this raises ``LoopMistake``.
         """
         if self.engine.world > 1:
-            if not is_retry or (self.keeps_state and not self.report.confirms):
+            # servers repeat nothing
+            may_repeat = is_retry and not self.engine.servers
+            if not may_repeat or (self.keeps_state and not self.report.confirms):
                 raise self.engine.give_up(
                     f"the gradient of {name} came after an earlier backward pass that "
                     "raised before its end, or twice in one, as the parameter is "
@@ -512,7 +516,7 @@ class Synchroniser:
         for name in absent - arrived:
             for message in self._messages_of[name]:
                 message.take_back(name)
-        return arrived
+        return arrived if self.takes_means else set()
 
 
 def _ended(steps: Steps[None], end: Callable[[], None]) -> Steps[None]:

@@ -49,11 +49,16 @@ from ..engine.plain import packed, read_packed, receive
 from ..liveness.alarm import Alarm, said
 from ..liveness.blame import IN_ATTACH
 from ..liveness.membership import Membership
-from ..liveness.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Stillness
+from ..liveness.pulse import (
+    PATIENCE_S,
+    PERIOD_S,
+    STORE_PATIENCE_S,
+    Stillness,
+    alarm_key,
+)
 from ..state import checkpoint
 from ..state.table import fields_of
 from ..step.messages import Message
-from ..transport.task_graph import is_interrupt
 from ..transport.wire import (
     REJOINED,
     Group,
@@ -193,8 +198,7 @@ def come_together(
         # a rank that saw the connections close before would give that as the reason
         if verdict != _GO:
             working.add_done_callback(lambda _: opened.close())
-    ended = working.exception() if working.done() else None
-    if verdict != _GO and (ended is None or not is_interrupt(ended)):
+    if verdict != _GO:
         return verdict
     engine, group = working.result()
     if old is None:
@@ -268,7 +272,8 @@ class _Judgement:
         if verdict != _GO:  # a rank that still connects hears it by the pulse
             newcomer = self.who.world - 1
             alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
-            own_store(self.who.name).compare_set("alarm", "", alarm.encoded())
+            store = own_store(self.who.name)
+            store.compare_set(alarm_key(0), "", alarm.encoded())
 
 
 class Newcomer:

@@ -1,11 +1,11 @@
 """Shrink: ranks go on without the lost ranks, under an unchanged training loop.
 
-When a rank is lost, the others agree on the steps that count (`meet`), and undo a step
-that does not (`backup`). They connect anew and go on in a smaller world. Every
-survivor's backward pass raises ``RanksLost`` in the same step, the first that does not
-count, and the loop repeats that step. A mean over fewer ranks delivers more of each
-residual. So residuals are scaled by the new number of ranks over the old one. The lost
-ranks' residuals are lost with them.
+When a rank is lost, the others agree on the next epoch and on the steps that count
+(`decided`), and undo a step that does not (`backup`). They connect anew and go on in a
+smaller world. Every survivor's backward pass raises ``RanksLost`` in the same step, the
+first that does not count, and the loop repeats that step. A mean over fewer ranks
+delivers more of each residual. So residuals are scaled by the new number of ranks over
+the old one. The lost ranks' residuals are lost with them.
 
 An entry of ``stats()["left"]`` has the ``ranks`` by their numbers in the job, and the
 ``step`` that was repeated. It also has ``residual_norms`` as the ranks last announced
@@ -13,10 +13,9 @@ them, ``norms_after_steps``, and the ``seconds`` from the notice to going on. An
 of ``stats()["joined"]`` has a newcomer's ``rank``, the ``step`` that it began with, and
 the ``seconds`` that it took.
 
-Survivors meet in the job's store, as the connections among them are broken. The first
-one that has heard of all others, or knows that the rest is gone, writes down the ranks
-that take part. All decide by the counts of these ranks. A rank that comes too late
-finds itself left out.
+Survivors meet in the job's store, as the connections among them are broken (`epochs`).
+Each announces its counts of steps, and all decide by the counts of the ranks that take
+part.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -40,13 +38,12 @@ from ..engine.engine import Engine
 from ..engine.plain import send
 from ..liveness.alarm import Alarm, listed, said
 from ..liveness.membership import ALONE, Membership, Run
-from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S
 from ..state import checkpoint
 from ..state.table import is_residual
 from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.report import StepReport
-from ..transport.wire import Group, has_store, in_background
+from ..transport.wire import Group, has_store
 from .groups import open_group, register_group
 from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
 
@@ -96,44 +93,9 @@ def decided(
     return Survivors(tuple(sorted(counted)), agreed, is_torn)
 
 
-def meet(
-    engine: Engine, failure: RankFailed, counted: Counted, *, repeats: bool = False
-) -> Survivors | None:
-    """The survivors' decision; None where there is none or it leaves this rank out.
-
-    It waits for ranks that live, at most for the engine's time-out, and for no rank
-    that ``failure`` names. The store must answer within ``STORE_PATIENCE_S``: without
-    its host, nobody can decide.
-    """
-    end_s = time.monotonic() + STORE_PATIENCE_S
-    while not engine.signs():
-        if engine.store_is_lost or time.monotonic() > end_s:
-            return None
-
-    def are_gone(absent: Sequence[int], announced: object) -> bool:
-        signs = engine.signs()
-        return bool(signs) and all(signs[rank].still_s > PATIENCE_S for rank in absent)
-
-    def decide(found: Mapping[int, Any]) -> Survivors | None:
-        counts = {rank: Counted(*announced) for rank, announced in found.items()}
-        return decided(counts, repeats=repeats)
-
-    who = engine.who.beside("left")
-    due = {*range(engine.world)} - {*who.in_group(failure.ranks)}
-    try:
-        verdict = who.agree(
-            counted, decide, engine.timeout, due=due, look=are_gone, is_partial=True
-        )
-    except RankFailed:  # the store is lost
-        return None
-    return verdict if verdict is not None and engine.rank in verdict.ranks else None
-
-
 _log = logging.getLogger("gradwire")
 _shrinking: WeakSet[Shrinking] = WeakSet()
 """The attached models of this process that go on without lost ranks."""
-_GROUP_S = 30.0
-"""Seconds that torch.distributed may take for the survivors' process group."""
 
 
 class Shrinking:
@@ -166,6 +128,8 @@ class Shrinking:
         self._num_labels = (
             dist.get_world_size() if dist.is_initialized() else engine.world
         )
+        self.on_drop: Callable[[], None] = lambda: None
+        """Called where a step's gradients are dropped."""
         self._due: RanksLost | None = None
         """The loss that the loop has yet to be raised."""
         self._undoes = False
@@ -224,6 +188,7 @@ class Shrinking:
     def _drop_gradients(self) -> None:
         for _, param in self._params:
             param.grad = None
+        self.on_drop()
 
     def failed(self, failure: RankFailed) -> None:
         """Goes on without the lost ranks, or raises ``failure`` where it cannot.
@@ -254,8 +219,9 @@ class Shrinking:
         """
         num_steps = self._progress.step
         lost = {*failure.ranks}
-        # else a dropped model still counts on ranks that have not collected it yet
-        gc.collect()
+        if len(_shrinking) > 1:
+            # else a dropped model still counts on ranks that have not collected it yet
+            gc.collect()
         # in one order on all ranks
         every = sorted(_shrinking, key=lambda model: model._name)
         for model in every:
@@ -289,7 +255,7 @@ class Shrinking:
             "model"
         )
         alarm = Alarm(lost, self._progress.step, text, failure.exit_code, beyond)
-        engine.break_off(alarm, "by that model")
+        engine.break_off(alarm, "by that model", in_step=True)
 
     def _look_after(self, engine: Engine) -> None:
         """Makes a failure of this model end this rank's waits in other models, too.
@@ -305,6 +271,7 @@ class Shrinking:
                         model._engine.interrupt(error)
 
         engine.on_failure = announce
+        engine.survive()
 
     def _lose(self, failure: RankFailed) -> None:
         """Goes on without lost ranks; notes whether a step is undone here or elsewhere.
@@ -319,15 +286,18 @@ class Shrinking:
         is_open = synchroniser.open
         counted = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
         has_lost = not {*failure.ranks}.isdisjoint(self._numbers)
-        decision = meet(engine, failure, counted, repeats=not has_lost)
+        decision = None
+        if epoch := engine.next_epoch(counted, engine.who.in_group(failure.ranks)):
+            counts = {rank: Counted(*value) for rank, value in epoch.values.items()}
+            decision = decided(counts, repeats=not has_lost)
         if decision is None:
             raise failure
-        counts = decision.num_steps > num_steps
-        if counts:
+        is_counted = decision.num_steps > num_steps
+        if is_counted:
             self._progress.put_means()
         self._due = self._note(engine, decision, failure)
         self._is_torn = decision.is_torn
-        self._undoes = is_open and not counts
+        self._undoes = is_open and not is_counted
         self._go_on(failure, decision, undoes=self._undoes)
         _log.warning("%s", self._due)
         if len(decision.ranks) < engine.world:
@@ -507,11 +477,10 @@ class Shrinking:
             return engine, known
         backends = dist.get_backend_config(known)
         name += "/group"
-        limit = timedelta(seconds=_GROUP_S)
-        making = in_background(
-            lambda: open_group(name, who.rank, world, limit, backends)
+        group: Group = engine.meanwhile(
+            "connect",
+            lambda: open_group(name, who.rank, world, old.timeout, backends),
         )
-        group: Group = making.result(_GROUP_S)
         register_group(group, name, ranks, backends)
         return engine, group
 

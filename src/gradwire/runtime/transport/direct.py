@@ -5,6 +5,11 @@ gloo's all-gather passes payloads round a ring of W - 1 hops, and its all-reduce
 are the same, and it takes one hop. A sum takes two: each rank adds up a chunk for all,
 and all gather the chunks. Far away a hop is a latency.
 
+A rank spends about 0.1 ms of a core on each part that it sends and receives. So among
+many near ranks a small gather takes two hops: along rows of ranks, then along columns.
+Each rank then handles as many parts as a row and a column have. ``agree_on_ways``
+measures whether that is faster, so all ranks choose alike.
+
 A sum has the bits of gloo's ring, so a choice between both changes no mean. The ring
 begins the sum of rank c's chunk at rank c - 1, and passes it down to rank c.
 
@@ -34,7 +39,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -64,9 +69,13 @@ DIRECT_TAGS = 2**30
 _ROOM_TAGS = DIRECT_TAGS | 2**29
 """Tags from here on are those of parts with a room, and hold the size of the room."""
 _SUM_TAGS = DIRECT_TAGS | 2**28
-"""Tags from here on are those of sums that are gathered."""
+"""Tags from here on are those of sums, and of rows, that are gathered."""
 PIECE_BYTES = 2**20
 """The most bytes of a piece, as of a segment of gloo's rings."""
+TREE_BYTES = 2**24
+"""The most bytes of a piece of a broadcast: gloo passes two on at a time."""
+_LEAST_RATE = 1.25e6
+"""Bytes in a second of the slowest link on which a time-out bounds silence alone."""
 _UNDER_WAY_BYTES = 2**25
 """The bytes of one sum, at most, whose receives wait at once, on all ranks together.
 
@@ -74,6 +83,8 @@ A link of 1 Gbit/s with a round trip of 80 ms has 10 MB on the way.
 """
 _LEAST_BYTES = 256
 """The size of the smallest rooms."""
+_LEAST_SAVED = 2
+"""Parts, at least, that a rank need not send if a gather takes two hops."""
 
 
 class Waits(Protocol):
@@ -188,8 +199,15 @@ class HostChannel(ProcessGroupGloo):
         """The rooms whose receives have ended, by the same key."""
         self._spare: dict[int, list[Tensor]] = defaultdict(list)
         """Memory for what is sent, and for large pieces of sums, by its size."""
+        self.tree_bytes = TREE_BYTES
+        """The most bytes of a piece of a broadcast, which a time-out has room for."""
+        if world > 1:
+            most = _LEAST_RATE * timeout.total_seconds() / (4 * (world - 1))
+            self.tree_bytes = max(_LEAST_BYTES, min(TREE_BYTES, int(most)))
         self.latency_s = 0.0
         """The latency to the farthest rank, one way, on which all ranks agree."""
+        self.row_width = world
+        """The ranks in a row of small gathers; all of them where one hop is faster."""
         self.ahead_bytes = 0
         """Bytes of all rooms of receives, which serve again and again."""
 
@@ -312,10 +330,45 @@ def _large_tag(part: Tensor) -> int:
     return DIRECT_TAGS | part.nbytes
 
 
-def agree_on_latency(channel: HostChannel) -> float:
-    """The seconds of a short message to the farthest rank, the same on all ranks.
+def agree_on_ways(channel: HostChannel) -> None:
+    """Measures the latency to the farthest rank, and how small gathers are fastest.
 
-    All ranks call it. The first gather waits for the last rank, and is not measured.
+    All ranks call it, and the channel then has the same figures on all.
+    """
+    world = channel.size()
+    width = row_width(world)
+    straight_s = _slowest_s(channel)
+    channel.latency_s = straight_s
+    if width == world:
+        return
+    channel.row_width = width
+    rows_s = _slowest_s(channel)
+    # each of the two hops crosses the distance
+    channel.latency_s = min(straight_s, rows_s / 2)
+    if straight_s <= rows_s:
+        channel.row_width = world
+
+
+def row_width(world: int) -> int:
+    """The ranks in a row, if rows may be faster; else all ranks.
+
+    Rows have the same length, so that columns have it too.
+
+    >>> row_width(4), row_width(8), row_width(12), row_width(13)
+    (4, 4, 4, 13)
+    """
+    rows = math.isqrt(world)
+    while world % rows:
+        rows -= 1
+    width = world // rows
+    num_saved = world - 1 - (width - 1) - (rows - 1)
+    return width if num_saved >= _LEAST_SAVED else world
+
+
+def _slowest_s(channel: HostChannel) -> float:
+    """The seconds of a short gather on the slowest rank, the same on all ranks.
+
+    The first gather waits for the last rank, and is not measured.
     """
     own = torch.full((1,), math.inf, dtype=torch.float64, device="cpu")
     all_ranks = own.repeat(channel.size())
@@ -336,6 +389,8 @@ def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
     """
     world = channel.size()
     match verb:
+        case AllGather(out, buf) if _goes_in_rows(buf, channel):
+            return Rows(out.view(world, -1), buf.view(-1), channel)
         case AllGather(out, buf):
             own = [buf.view(-1)] * world
             return _exchange(own, out.view(world, -1).unbind(), channel)
@@ -350,6 +405,13 @@ def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
             numels = ring_numels(buf.numel(), world, buf.itemsize)
             chunks = torch.split(buf.view(-1), numels)
             return Sum(chunks, chunks[channel.rank()], chunks, channel)
+
+
+def _goes_in_rows(part: Tensor, channel: HostChannel) -> bool:
+    """Whether a gather of parts of this size takes two hops, on all ranks alike."""
+    world = channel.size()
+    is_small = part.nbytes > 0 and room_bytes(part.nbytes, world) > 0
+    return channel.row_width < world and is_small
 
 
 def ring_numels(numel: int, world: int, item_bytes: int) -> list[int]:
@@ -442,6 +504,46 @@ class Transfer:
                 piece.copy_(arrived)
         self._channel.end_sends(self._sends)
         self.free()
+
+
+class Rows:
+    """A gather under way in two hops: along this rank's row, then along its column.
+
+    Ranks of a row follow one another, so what a row has gathered is one part.
+    """
+
+    TAGS: ClassVar = _SUM_TAGS
+    """The tags of the second hop, whose sends begin after those of verbs beside it."""
+
+    def __init__(self, parts_WN: Tensor, own_N: Tensor, channel: HostChannel) -> None:
+        rank = channel.rank()
+        world = channel.size()
+        width = channel.row_width
+        begin = rank - rank % width
+        row = range(begin, begin + width)
+        blocks = parts_WN.view(world // width, -1)
+        self._channel = channel
+        self._block = blocks[rank // width]
+        self._column = [p for p in range(rank % width, world, width) if p != rank]
+        self._tag = self.TAGS | self._block.nbytes
+        self._works = [
+            channel.recv([blocks[peer // width]], peer, self._tag)
+            for peer in self._column
+        ]
+        own = [_bytes(own_N) if peer in row else [] for peer in range(world)]
+        arriving = [
+            _bytes(part) if peer in row else [] for peer, part in enumerate(parts_WN)
+        ]
+        self._in_row = Transfer(own, arriving, channel)
+        parts_WN[rank].copy_(own_N)
+
+    def wait(self) -> None:
+        """Waits until all parts are in their places, and this rank's are sent."""
+        self._in_row.wait()
+        for peer in self._column:
+            self._works.append(self._channel.send([self._block], peer, self._tag))
+        for work in self._works:
+            work.wait()
 
 
 def _bytes(piece: Tensor) -> list[Tensor]:

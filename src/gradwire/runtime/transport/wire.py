@@ -60,10 +60,11 @@ from ..device.streams import SideStream
 from .direct import (
     DIRECT_TAGS,
     PIECE_BYTES,
+    TREE_BYTES,
     HostChannel,
     OtherSize,
     Waits,
-    agree_on_latency,
+    agree_on_ways,
     begin_straight,
     goes_straight,
 )
@@ -85,8 +86,6 @@ FOLDER = "GRADWIRE_RECORDS"
 """The environment variable with the folder for records; default: the system's folder
 for temporary files.
 """
-TREE_BYTES = 2**24
-"""The most bytes of a piece of a broadcast: gloo passes two on at a time."""
 BATCH_BYTES = 2**25
 """The bytes of small tensors that one broadcast carries at an attach, about."""
 POLL_S = 0.02
@@ -114,9 +113,10 @@ def open_channels(
         HostChannel(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
         for i in range(count)
     ]
-    latency_s = agree_on_latency(channels[0])
+    agree_on_ways(channels[0])
     for channel in channels:
-        channel.latency_s = latency_s
+        channel.latency_s = channels[0].latency_s
+        channel.row_width = channels[0].row_width
     return channels
 
 
@@ -547,7 +547,7 @@ def is_begun(verbs: Sequence[Communication], channel: Channel) -> bool:
     """Whether verbs run without a thread that waits: gloo has futures for them."""
     verb, *others = verbs
     waits = isinstance(verb, Send | Recv) or goes_straight(verb, channel)
-    is_cut = verb.buf.nbytes > _most_bytes(verb)
+    is_cut = verb.buf.nbytes > _most_bytes(verb, channel)
     return not others and not waits and not is_cut
 
 
@@ -669,7 +669,7 @@ class Works:
             work.wait()
 
 
-def _most_bytes(verb: Communication) -> float:
+def _most_bytes(verb: Communication, channel: Channel) -> float:
     """The most bytes of a verb that gloo moves at once; it has pieces of its own for
     the verbs that are not named here.
     """
@@ -677,7 +677,7 @@ def _most_bytes(verb: Communication) -> float:
         case Send() | Recv():
             return PIECE_BYTES
         case Broadcast():
-            return TREE_BYTES
+            return getattr(channel, "tree_bytes", TREE_BYTES)
         case _:
             return math.inf
 
@@ -686,7 +686,7 @@ def start(verb: Communication, channel: Channel, *, straight: bool = False) -> A
     """Has a channel begin a verb; returns its work."""
     if straight and goes_straight(verb, channel):
         return begin_straight(verb, channel)
-    most_bytes = _most_bytes(verb)
+    most_bytes = _most_bytes(verb, channel)
     if verb.buf.nbytes > most_bytes:
         pieces = torch.split(verb.buf, int(most_bytes) // verb.buf.itemsize)
         return Works([start(replace(verb, buf=piece), channel) for piece in pieces])

@@ -151,11 +151,6 @@ class PricedPlan(NamedTuple):
     lane_s: float = 0.0
     """Seconds in which a rank encodes, decodes and merges."""
 
-    @property
-    def effort(self) -> tuple[int, float]:
-        """The messages of a plan, then its seconds of computations."""
-        return len(self.plan.messages), self.lane_s
-
 
 @dataclass(frozen=True)
 class Survey:
@@ -230,7 +225,11 @@ def _plainest(plans: Sequence[PricedPlan], most_s: float) -> PricedPlan | None:
         for priced in plans
         if priced.seconds <= min(most_s, least_s * (1 + MARGIN))
     )
-    return min(tied, key=lambda priced: priced.effort, default=None)
+    return min(
+        tied,
+        key=lambda priced: (len(priced.plan.messages), priced.lane_s),
+        default=None,
+    )
 
 
 def pays(compressed_s: float, dense_s: float) -> bool:

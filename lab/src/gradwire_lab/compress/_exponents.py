@@ -23,11 +23,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import RanksDiffer
-from .codes import packed_codes, unpacked_codes
-from .libraries import check_vector, loader
+from gradwire.errors import RanksDiffer
+from gradwire.kernels.codes import packed_codes, unpacked_codes
+from gradwire.kernels.libraries import check_vector, loader
 
-_load_exponents = loader("exponents")
+from ._reaching import SOURCES
+
+_load_exponents = loader("exponents", SOURCES)
 
 BLOCK = 4096
 _MOST_BITS = 5

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels import cosines
-from gradwire.kernels.cosines import Cutting
 from gradwire.kernels.libraries import reference_only
+from gradwire_lab.compress import _cosines as cosines
+from gradwire_lab.compress._cosines import Cutting
 from tests.each import each
 from tests.kernels.vectors import (
     KINDS,

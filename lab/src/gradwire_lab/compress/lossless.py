@@ -23,18 +23,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Layout, Memory, Residual, State, Traits
-from ..contract.payload import Field, Format, Payload
-from ..contract.spec import TensorSpec, spec_of
-from ..contract.thread_scratch import thread_scratch
-from ..kernels.exponents import (
+from gradwire.compress._prescale import Prescaled
+from gradwire.compress.none import none
+from gradwire.contract import Layout, Memory, Residual, State, Traits
+from gradwire.contract.payload import Field, Format, Payload
+from gradwire.contract.spec import TensorSpec, spec_of
+from gradwire.contract.thread_scratch import thread_scratch
+
+from ._exponents import (
     BLOCK,
     CodedExponents,
     decode_exponents,
     encode_exponents,
 )
-from ._prescale import Prescaled
-from .none import none
 
 _CODED = (torch.float32, torch.bfloat16)
 TYPICAL_BITS = 3
@@ -109,8 +110,7 @@ class lossless(Prescaled):
         room = Payload.empty(self.format(spec), buffer, grad_N.device)
         num_codes = encode_exponents(value_N, _coded(room), factor)
         form = _holding(spec, num_codes)
-        assert room.buffer is not None
-        content = room.buffer[: form.size_bytes]
+        content = room.content[: form.size_bytes]
         return Payload(form, content if buffer is not None else content.clone()), state
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:

@@ -40,18 +40,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Layout, State, Traits
-from ..contract.bounds import check_whole
-from ..contract.payload import Format, Payload
-from ..contract.spec import TensorSpec, spec_of, working_dtype
-from ..errors import invalid
-from ..kernels import cosines
-from ..kernels.sparse.entries import Entries
-from ..kernels.sparse.formats.elias_fano import elias_fano
-from ._coo import check_addressable
-from ._residual import EncodesMany, as_working
+from gradwire.compress._coo import check_addressable
+from gradwire.compress._residual import EncodesMany, as_working
+from gradwire.contract import Layout, State, Traits
+from gradwire.contract.bounds import check_choice, check_whole
+from gradwire.contract.payload import Format, Payload
+from gradwire.contract.spec import TensorSpec, spec_of, working_dtype
+from gradwire.errors import invalid
+from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.formats.elias_fano import elias_fano
 
-_VALUE_DTYPES = (torch.bfloat16, torch.float32)
+from . import _cosines as cosines
+
+_DTYPES = (torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +89,7 @@ class demo(EncodesMany):
     def __post_init__(self) -> None:
         check_whole("demo side", self.side, "write 64", least=4, most=cosines.MOST_SIDE)
         check_whole("demo keep", self.keep, "write 32", most=self.side**2)
-        if self.values not in _VALUE_DTYPES:
-            raise invalid(
-                "demo values",
-                self.values,
-                "torch.bfloat16 or torch.float32",
-                "choose one of them",
-            )
+        check_choice("demo values", self.values, _DTYPES)
 
     def format(self, spec: TensorSpec) -> Format:
         cutting = self._cutting(spec)
@@ -112,14 +107,9 @@ class demo(EncodesMany):
         nothing = [None] * len(grads)
         cuttings = [self._cutting(spec_of(grad_N)) for grad_N in grads]
         whole = [as_working(grad_N) for grad_N in grads]
-        lists = [
-            (
-                grad_N.new_empty(cutting.num_listed, dtype=torch.int32),
-                grad_N.new_empty(cutting.num_listed),
-            )
-            for cutting, grad_N in zip(cuttings, whole, strict=True)
-        ]
-        places, values = ([pair[i] for pair in lists] for i in (0, 1))
+        pairs = [*zip(whole, [cutting.num_listed for cutting in cuttings], strict=True)]
+        places = [grad_N.new_empty(num, dtype=torch.int32) for grad_N, num in pairs]
+        values = [grad_N.new_empty(num) for grad_N, num in pairs]
         cosines.encode_many(
             cuttings, whole, places, values, residuals or nothing, wire=self.values
         )
@@ -127,8 +117,8 @@ class demo(EncodesMany):
             elias_fano().encode(
                 Entries(places_K, values_K.to(self.values)), cutting.num_places, buffer
             )
-            for (places_K, values_K), cutting, buffer in zip(
-                lists, cuttings, buffers or nothing, strict=True
+            for places_K, values_K, cutting, buffer in zip(
+                places, values, cuttings, buffers or nothing, strict=True
             )
         ]
         return list(zip(payloads, states, strict=True))

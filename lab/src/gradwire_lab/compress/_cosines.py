@@ -22,10 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import invalid
-from .libraries import BITS, check_floating, check_vector, loader
+from gradwire.errors import invalid
+from gradwire.kernels.libraries import BITS, check_floating, check_vector, loader
 
-_load_cosines = loader("cosines")
+from ._reaching import SOURCES
+
+_load_cosines = loader("cosines", SOURCES)
 
 MOST_SIDE = 64
 

@@ -1,0 +1,173 @@
+"""Epochs: the ranks that live agree on who goes on, again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from gradwire.runtime.liveness import membership, pulse
+from gradwire.runtime.liveness.alarm import Alarm
+from gradwire.runtime.liveness.blame import silence
+from gradwire.runtime.liveness.epochs import Epoch, next_epoch
+from gradwire.runtime.liveness.membership import Membership
+from gradwire.runtime.liveness.pulse import Pulse
+from gradwire.runtime.transport import wire
+
+WORLD = 4
+HANG_S = 60.0
+"""Seconds after which a wait of these tests counts as one that never ends."""
+LIMIT = timedelta(seconds=HANG_S)
+_names = count()
+
+
+class Rank:
+    """One rank in a thread of this process, and the alarms that it hears."""
+
+    def __init__(self, name: str, rank: int) -> None:
+        self.who = Membership(name, rank, WORLD)
+        self.heard: list[Alarm] = []
+        self.pulse = Pulse(
+            name, rank, WORLD, self.heard.append, lambda: None, lambda error: None
+        )
+        self.pulse.lingers = False
+
+    def next(self, own: Any, *lost: int) -> Epoch | None:
+        epoch = next_epoch(self.pulse, self.who, own, LIMIT, lost)
+        if epoch is not None:
+            self.pulse.go_on(epoch.number, epoch.ranks)
+        return epoch
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
+    """Four ranks that know each other's probe ports, with a store beside them."""
+    monkeypatch.setattr(pulse, "PERIOD_S", 0.05)
+    monkeypatch.setattr(pulse, "PATIENCE_S", HANG_S)
+    monkeypatch.setattr(pulse, "ENDED_S", 0.2)
+    monkeypatch.setattr(membership, "_LOOK_S", 0.02)
+    store = dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
+    monkeypatch.setattr(wire, "_given", [store])
+    name = f"{wire.REJOINED} epochs {next(_names)}"
+    with ExitStack() as stack:
+        found = []
+        for rank in range(WORLD):
+            own = Rank(name, rank)
+            stack.callback(own.pulse.stop)
+            found.append(own)
+        until(lambda: all(one.pulse.roll_call.is_complete for one in found))
+        yield found
+
+
+def announce(lost: int, one: Rank) -> Epoch | None:
+    return one.next(one.who.rank * 10, lost)
+
+
+def until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + HANG_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def test_survivors_agree_on_epoch_after_epoch(ranks: list[Rank]) -> None:
+    """All have the same ranks and values, and the lost ranks are named once."""
+    living = {*range(WORLD)}
+    for number, lost in enumerate((1, 3), start=1):
+        ranks[lost].pulse.stop()
+        living -= {lost}
+        own = [ranks[rank] for rank in sorted(living)]
+        alarm = silence(own[0].pulse, 7, WORLD)
+        assert alarm is not None
+        assert alarm.ranks == (lost,)
+        own[0].pulse.raise_alarm(alarm, lingers=False)
+        for other in own[1:]:
+            until(lambda other=other, number=number: len(other.heard) == number)
+            assert other.heard[-1] == alarm
+        with ThreadPoolExecutor() as pool:
+            epochs = [*pool.map(partial(announce, lost), own)]
+        values = {rank: rank * 10 for rank in sorted(living)}
+        assert epochs == [Epoch(number, tuple(sorted(living)), values)] * len(own)
+
+
+def test_a_rank_that_comes_too_late_finds_itself_left_out(ranks: list[Rank]) -> None:
+    """Others hold it for lost, so there are never two groups that go on."""
+    with ThreadPoolExecutor() as pool:
+        epochs = [*pool.map(lambda one: one.next("", 3), ranks[:3])]
+    assert [epoch and epoch.ranks for epoch in epochs] == [(0, 1, 2)] * 3
+    assert ranks[3].next("") is None
+
+
+def test_two_sides_that_hold_each_other_for_lost_are_one_that_goes_on(
+    ranks: list[Rank],
+) -> None:
+    lost = {0: (2, 3), 1: (2, 3), 2: (0, 1), 3: (0, 1)}
+    with ThreadPoolExecutor() as pool:
+        epochs = [
+            *pool.map(lambda one: one.next("", *lost[one.who.rank]), ranks),
+        ]
+    went_on = [rank for rank, epoch in enumerate(epochs) if epoch is not None]
+    assert went_on in ([0, 1], [2, 3])
+    assert all(epochs[rank].ranks == tuple(went_on) for rank in went_on)  # type: ignore[union-attr]
+
+
+def test_a_lost_rank_that_nobody_has_named_ends_the_wait(ranks: list[Rank]) -> None:
+    """A second one ends while the others agree: they see its number stand still."""
+    ranks[2].pulse.stop()
+    for one in ranks[:2]:
+        one.pulse.roll_call.ask()
+    with ThreadPoolExecutor() as pool:
+        epochs = [*pool.map(lambda one: one.next("", 3), ranks[:2])]
+    assert [epoch and epoch.ranks for epoch in epochs] == [(0, 1)] * 2
+
+
+def test_a_rank_that_has_ended_is_known_before_its_patience_is_over(
+    ranks: list[Rank],
+) -> None:
+    """Its probe port refuses, and patience is for ever here."""
+    ranks[2].pulse.stop()
+    alarm = silence(ranks[0].pulse, 7, WORLD)
+    assert alarm is not None
+    assert alarm.ranks == (2,)
+    assert "its process has ended" in alarm.text
+
+
+def test_a_rank_that_lives_behind_a_port_that_refuses_is_not_lost(
+    ranks: list[Rank],
+) -> None:
+    """A firewall may refuse connections, and a rank may be too busy to answer."""
+    ranks[2].pulse.roll_call.close()
+    assert silence(ranks[0].pulse, 7, WORLD) is None
+    assert 2 in ranks[0].pulse.roll_call.refused
+
+
+def test_who_waits_for_signs_is_not_held_up_as_the_pulse_stops(
+    ranks: list[Rank],
+) -> None:
+    """A rank that hears of a loss may be in the midst of finding out about it."""
+    waits = threading.Event()
+    reads = ranks[0].pulse
+
+    def watch() -> tuple[tuple[int, ...], bool]:
+        with reads._watching():
+            waits.set()
+        return reads.silent_ranks()
+
+    ranks[2].pulse.roll_call.refused.clear()
+    ranks[2].pulse._stop.set()  # its number stands still, and its port answers
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(watch)
+        assert waits.wait(HANG_S)
+        begin_s = time.monotonic()
+        reads.stop()
+        found.result(HANG_S)
+        assert time.monotonic() - begin_s < HANG_S / 2
