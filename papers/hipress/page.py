@@ -17,12 +17,14 @@ from ..frame import (
 )
 from .ablation import figure12
 from .accuracy import draw14, figure14
+from .batch import batch
 from .convergence import draw16, figure16
 from .coordinator import coordinator
 from .gpu_use import draw10, figure10
 from .lines import table5
 from .pipeline import pipeline
 from .plans import table7
+from .servers import servers
 from .sizes import table6
 from .slots_measured import slots_measured
 from .speed import draw13, figure13
@@ -74,7 +76,13 @@ CONTENTS = (
         NO_CLUSTER,
         how=SIMULATED,
     ),
-    Item("figure 2", "CaSync's design", why=DRAWING),
+    Item(
+        "figure 2",
+        "CaSync's design",
+        ("batch",),
+        "a drawing; of its queues the encodes that wait are joined, or not",
+        how=BOTH,
+    ),
     Item(
         "figure 3",
         "coordinated bulk synchronisation",
@@ -86,8 +94,10 @@ CONTENTS = (
     Item(
         "table 3",
         "synchronisation parameters of CaSync's cost model",
-        why="formulas: the planner secopa counts with them",
-        how=BY_CONSTRUCTION,
+        ("servers",),
+        "formulas: the planner secopa counts with them; servers of their own are "
+        "simulated beside aggregators that sit with workers",
+        how=SIMULATED,
     ),
     Item("figure 4", "the interface of compression", why=DRAWING),
     Item(
@@ -202,6 +212,8 @@ hipress = Reproduction(
             table7,
             unprinted=frozenset({"strategy", "num_nodes", "size_bytes"}),
         ),
+        Figure("batch", "encodes that wait, joined or not", batch),
+        Figure("servers", "servers of their own, and beside workers", servers),
         Figure(
             "coordinator",
             "a coordinator's slots, static turns and neither",

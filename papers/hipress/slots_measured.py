@@ -76,7 +76,7 @@ def rows_of(
 ) -> list[Row]:
     """A row for each way; a step ends on the rank that ends last."""
     (name, collective) = model
-    profile = _profile(name, 0, spread, 1)
+    profile = profile_of_rank(name, 0, spread, 1)
     cluster = LOCAL.cluster(len(ranks))
     rows: list[Row] = []
     for way, plan in plans_of(profile, collective).items():
@@ -134,7 +134,7 @@ def plans_of(profile: Profile, collective: str) -> dict[str, Plan]:
     return plans
 
 
-def _profile(model: str, rank: int, spread: float, world: int) -> Profile:
+def profile_of_rank(model: str, rank: int, spread: float, world: int) -> Profile:
     """The scaled profile of a rank, whose backward pass may take longer."""
     small = scaled_profile(LOCAL.profile(model), scale=SCALE, slowdown=SLOWDOWN)
     factor = 1.0 + spread * rank / max(1, world - 1)
@@ -156,7 +156,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for place, ((model, collective), spread) in enumerate(cases):
         within = part_of(report, place, len(cases), f"{model}: ")
-        small = _profile(model, rank, spread, world)
+        small = profile_of_rank(model, rank, spread, world)
         plans = plans_of(small, collective)
         runs = replay(small, plans, settings["turns"], 2, within)
         found[f"{model} {spread:g}"] = {

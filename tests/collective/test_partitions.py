@@ -21,9 +21,10 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Compressor, State
 from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec
+from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
-from gradwire.exchange.two_level import with_hosts
+from gradwire.exchange.two_level import on_hosts
 from gradwire.exchange.without_data import wire_bytes
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
@@ -154,7 +155,7 @@ def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(
 
 @each("collective", [casync_ps(partitions=1), casync_ring(partitions=1)])
 def test_hosts_take_turns(collective: Collective) -> None:
-    exchange = with_hosts(pair(none(), collective), 2)
+    exchange = on_hosts(exchange_for(pair(none(), collective)), 2)
     first, second = (_sent(exchange, order, 6, 64) for order in (0, 1))
     assert first == [*second[2:], *second[:2]], "two ranks of a host further"
     assert first != second

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.collective.allgather_sparse import allgather_sparse
-from gradwire.collective.steps.rows import Rows, average_rows
+from gradwire.collective.steps.rows import TableRows, average_rows
 from gradwire.collective.zen import zen
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Member
@@ -31,8 +31,8 @@ CARRYING = [one for one in examples("collective") if one.carries_rows]
 
 
 def averaged(
-    given: list[Rows], way: Collective, seed: int = 0
-) -> tuple[list[Rows], list[Member]]:
+    given: list[TableRows], way: Collective, seed: int = 0
+) -> tuple[list[TableRows], list[Member]]:
     members: list[Member] = [Undefined(rank, len(given)) for rank in range(len(given))]
     all_steps = [
         average_rows(me, rows, NUM_ROWS, lambda counts: way)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from gradwire.contract import Compressor
-from gradwire.contract.registry import examples
 from gradwire.contract.spec import working_dtype
 from gradwire.kernels import cast, magnitudes, momentum, select
 from gradwire.kernels.libraries import reference_only
@@ -29,7 +28,7 @@ from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 from gradwire_lab.laws.payloads import spec_alone
 from tests.each import each
 from tests.kernels.vectors import SIZES, compiled, residual_for, same_bits
-from tests.laws.cases import name_of
+from tests.laws.cases import by_first_example, name_of
 
 __all__ = ["compiled"]
 FEW_SIZES = (1, 9, 65, 1000, 4097)
@@ -38,7 +37,6 @@ FEW_SIZES = (1, 9, 65, 1000, 4097)
 References of some compressors need seconds for longer ones. Kernels alone are tried
 with all ``SIZES``.
 """
-OF_VALUES = [made for made in examples("compress") if isinstance(made, Compressor)]
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
@@ -85,7 +83,7 @@ def digest_of(values: Tensor) -> str:
 
 
 @each("kind", WIDE_KINDS)
-@pytest.mark.parametrize("codec", OF_VALUES, ids=name_of)
+@pytest.mark.parametrize("codec", by_first_example(), ids=name_of)
 def test_every_compressor_is_its_reference(codec: Compressor, kind: str) -> None:
     for number, numel in enumerate(FEW_SIZES):
         dtype = (torch.float32, torch.bfloat16, torch.float32)[number % 3]

@@ -74,7 +74,7 @@ class CountsNoPushOfOthers(WatchedLearner):
     """A snapshot does not say whose pushes a merge has."""
 
     def snapshot(self, rank: int) -> Snapshot:
-        return super().snapshot(rank)._replace(counted=())
+        return super().snapshot(rank)._replace(counted=[])
 
 
 class ForgetsLosses(WatchedLearner):

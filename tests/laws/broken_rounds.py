@@ -18,6 +18,7 @@ from gradwire.exchange.rounds import (
     Pull,
     Push,
     Request,
+    Rest,
     Rules,
 )
 from tests.laws import rounds_laws as laws
@@ -215,6 +216,21 @@ class EndsWithItsOldPush(FragmentLearner):
         return made
 
 
+class SaysThatAllIsThere(FragmentLearner):
+    """A rank has the last round close without what it has learnt since its push."""
+
+    def rest(self, param_N: Tensor, step: int) -> Request:
+        return Rest(self.fragment, self.rank)
+
+
+class DropsEarlierPushes(FragmentOwner):
+    """The last round leaves pushes out that came before it."""
+
+    def begin_last(self) -> None:
+        super().begin_last()
+        self._earlier = {}
+
+
 class LoadsNoResidual(FragmentLearner):
     """What was not sent before a save is lost."""
 
@@ -285,6 +301,14 @@ BITES: tuple[Bite, ...] = (
         Conditions(owner=EndsWithoutTheOthers, rules=QUICK),
     ),
     (laws.law_a_last_round_takes_all_in, Conditions(learner=EndsWithItsOldPush)),
+    (
+        laws.law_a_last_round_takes_all_in,
+        Conditions(learner=SaysThatAllIsThere, rules=QUICK),
+    ),
+    (
+        laws.law_a_last_round_takes_all_in,
+        Conditions(owner=DropsEarlierPushes, rules=PATIENT),
+    ),
     (
         laws.law_a_saved_state_goes_on,
         Conditions(learner=LoadsNoResidual, codec=LOSSY, rules=QUICK),

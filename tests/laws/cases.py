@@ -89,13 +89,14 @@ class Share(Enum):
 
 
 NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
+MARKS: dict[Share, Sequence[pytest.MarkDecorator]] = {
+    Share.SAMPLE: (),
+    Share.DAY: (pytest.mark.slow,),
+    Share.NIGHT: NIGHTLY,
+}
 SHARES = pytest.mark.parametrize(
     "share",
-    [
-        Share.SAMPLE,
-        pytest.param(Share.DAY, marks=pytest.mark.slow),
-        pytest.param(Share.NIGHT, marks=NIGHTLY),
-    ],
+    [pytest.param(share, marks=MARKS[share]) for share in Share],
     ids=lambda share: share.value,
 )
 """The share of the exchanges that a test asks."""
@@ -144,6 +145,17 @@ def compressors() -> tuple[Compressor, ...]:
     ``own_exchanges``.
     """
     return tuple(made for made in examples("compress") if isinstance(made, Compressor))
+
+
+def by_first_example() -> list[Any]:
+    """The compressors as parameters: those of other settings than an algorithm's first
+    are slow.
+    """
+    first = {type(codec): codec for codec in reversed(compressors())}.values()
+    return [
+        codec if codec in first else pytest.param(codec, marks=pytest.mark.slow)
+        for codec in compressors()
+    ]
 
 
 def own_exchanges() -> tuple[Exchange, ...]:

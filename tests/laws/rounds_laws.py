@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -23,12 +23,14 @@ from gradwire.compress.none import none
 from gradwire.contract import Compressor
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.exchange.rounds import (
+    Answer,
     FragmentLearner,
     FragmentOwner,
     Merge,
     Opening,
     PartialRounds,
     Push,
+    Request,
     RoundCodec,
     Rules,
 )
@@ -154,6 +156,18 @@ class Run:
         for owner in own.rounds.owners.values():
             owner.closes_at_s = old.owners[owner.fragment].closes_at_s
             owner._taken = old.owners[owner.fragment]._taken
+
+    def deliver(self, requests: Iterable[Request]) -> list[Answer]:
+        """Brings requests to their owners and the answers to all; returns these."""
+        answers = []
+        for request in requests:
+            owner = self.ranks[request.fragment % len(self.ranks)]
+            answers += owner.rounds.receive(request, 0.0)
+        for own in self.ranks:
+            for answer in answers:
+                own.rounds.receive(answer, 0.0)
+            own.rounds.settle(own.params)
+        return answers
 
     def merges(self) -> list[Merge]:
         """All merges, each once, in the order in which they were sent."""
@@ -405,19 +419,12 @@ def law_a_tape_gives_the_same_bits(conditions: Conditions) -> None:
 def law_a_last_round_takes_all_in(conditions: Conditions) -> None:
     """After a last round of each fragment all ranks have its anchor for parameters."""
     run = Run(conditions).play()
-    rounds = [own.rounds for own in run.ranks]
-    pushes = [own.rounds.begin_last(own.params) for own in run.ranks]
-    merges = [
-        answer
-        for of_rank in pushes
-        for push in of_rank
-        for answer in rounds[push.fragment % len(rounds)].receive(push, 0.0)
-    ]
+    run.deliver(message for message in run.messages if isinstance(message, Push))
+    run.deliver([m for own in run.ranks for m in own.rounds.push_early(own.params)])
+    asked = [own.rounds.begin_last(own.params) for own in run.ranks]
+    merges = run.deliver([request for of_rank in asked for request in of_rank])
     must(len(merges) == len(NUMELS), f"{len(merges)} last rounds closed")
     for own in run.ranks:
-        for merge in merges:
-            own.rounds.receive(merge, 0.0)
-        own.rounds.settle(own.params)
         for learner, param in zip(own.rounds.learners, own.params, strict=True):
             anchor_N = learner.anchor_N.to(param.dtype)
             must(same_bits(anchor_N, param), "parameters are not their anchor")

@@ -17,6 +17,7 @@ from tests.laws.churn_laws import HAPPENINGS, LAWS, LOSSY, Churn
 WORLDS = (2, 3, 5, 6, 7)
 
 
+@pytest.mark.slow
 @each("world, codec", [*zip(WORLDS, (none(), LOSSY) * 3, strict=False)], ids=str)
 def test_laws_hold_whatever_happens(
     world: int, codec: Compressor, subtests: pytest.Subtests
@@ -26,6 +27,7 @@ def test_laws_hold_whatever_happens(
             law(Churn(world=world, codec=codec, seed=world))
 
 
+@pytest.mark.slow
 @each("kind", HAPPENINGS)
 def test_laws_hold_for_each_kind(kind: str, subtests: pytest.Subtests) -> None:
     for law in LAWS:
@@ -45,11 +47,17 @@ def test_laws_hold_for_many_runs(
             law(Churn(world=world, codec=codec, seed=seed, num_happenings=happenings))
 
 
+@pytest.mark.slow
 @each("law, wrong", BITES, ids=str)
 def test_wrong_ones_are_rejected(law: Callable[[Churn], None], wrong: Churn) -> None:
     with pytest.raises(AssertionError) as caught:
         law(wrong)
     assert str(caught.value)
+
+
+def test_laws_hold_where_an_owner_is_lost_or_a_network_parts() -> None:
+    for law in LAWS:
+        law(Churn(world=3, codec=LOSSY, seed=3, num_happenings=1))
 
 
 def test_every_law_has_a_specimen_it_must_reject() -> None:

@@ -25,7 +25,7 @@ from gradwire.exchange import two_level
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
-from gradwire.exchange.two_level import HostState, TwoLevel, with_hosts
+from gradwire.exchange.two_level import HostState, TwoLevel, on_hosts
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case, states_of
 from gradwire_lab.laws.tolerance import assert_near, largest, same_bits
@@ -269,7 +269,7 @@ def test_the_law_bites(wrong: str, inner: Exchange) -> None:
 
 
 def test_state_of_another_ranks_tensors_is_refused() -> None:
-    exchange, case = with_hosts(codecs.powersgd(), 2), CASES[0][1]
+    exchange, case = on_hosts(exchange_for(codecs.powersgd()), 2), CASES[0][1]
     states = [exchange.init(case.spec, case.world)] * case.world
     with pytest.raises(
         InvalidSetting, match=r"rank 1 of a host: .*replace\(spec, rank=rank\)"
@@ -278,7 +278,7 @@ def test_state_of_another_ranks_tensors_is_refused() -> None:
 
 
 def test_a_rank_keeps_the_residual_of_its_share_only() -> None:
-    exchange = with_hosts(codecs.onebit(), 4)
+    exchange = on_hosts(exchange_for(codecs.onebit()), 4)
     state = exchange.init(TensorSpec("gradient", 4000, shapes=((30, 100), (1000,))), 8)
     assert isinstance(state, HostState)
     assert state.inner.residual_N.numel() == 1000
@@ -361,13 +361,16 @@ def test_a_rank_clips_its_own_gradient_on_hosts_while_density_warms_up() -> None
     warmed = gw.with_density_warmup(clipped, steps_per_stage=1, densities=(1.0,))
     grads = [torch.zeros(4) for _ in range(4)]
     grads[0][0], grads[1][0] = 0.1, 1000.0
-    means = [run_local(with_hosts(made, 2), grads)[0][0] for made in (clipped, warmed)]
+    means = [
+        run_local(on_hosts(exchange_for(made), 2), grads)[0][0]
+        for made in (clipped, warmed)
+    ]
     assert torch.equal(*means)
     assert float(means[0][0]) == pytest.approx((0.1 + 0.5) / 4)
 
 
 def test_a_nan_arrives_where_only_what_fills_a_share_up_was_drawn() -> None:
-    exchange = exchange_for(with_hosts(codecs.randomk(density=0.1), 2))
+    exchange = on_hosts(exchange_for(codecs.randomk(density=0.1)), 2)
     states = [exchange.init(TensorSpec("w", 9), 4) for _ in range(4)]
     for _ in range(8):
         grads = [torch.ones(9) for _ in range(4)]

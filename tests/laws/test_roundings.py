@@ -12,8 +12,9 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.contract import Exchange
+from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.pair import pair
-from gradwire.exchange.two_level import with_hosts
+from gradwire.exchange.two_level import on_hosts
 from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.roundings import IN_ROUNDS, LAWS, UP_TO_128_RANKS
 from tests.each import each
@@ -70,7 +71,7 @@ def test_so_it_is_on_hosts_of_several_ranks(
 ) -> None:
     for case in UP_TO_33:
         if case.world in (4, 8, 16):
-            exchange = with_hosts(pair(codec, allreduce()), ranks_per_host=2)
+            exchange = on_hosts(exchange_for(pair(codec, allreduce())), 2)
             assert law(exchange, replace(case, dtype=dtype))
 
 

@@ -29,10 +29,12 @@ from papers.deft import setting as deft_setting
 from papers.frame import Ask, Findings, Row
 from papers.hipress import (
     accuracy,
+    batch,
     convergence,
     coordinator,
     gpu_use,
     pipeline,
+    servers,
     sizes,
     speed,
     throughput,
@@ -147,6 +149,8 @@ def played_pipeline(asked: Ask) -> Findings:
 
 HIPRESS: dict[str, Measure] = {
     "pipeline": played_pipeline,
+    "batch": batch.batch,
+    "servers": servers.servers,
     "table1": throughput.table1,
     "table6": sizes.table6,
     "figure9": partial(

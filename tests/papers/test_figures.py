@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 PLACES = ("section", "table", "figure", "experiment", "insight", "theorem", "abstract")
 ELSEWHERE = {
     "deft": {"table1", "figure7", "cost", "figure9", "training"},
-    "hipress": {"table5", "table7", "figure12"},
+    "hipress": {"table5", "table7", "figure12", "slots_measured"},
     "ssfusion": {"table1", "figure11_replayed"},
     "usbyte": {"table4"},
     "zen": set[str](),

@@ -20,7 +20,15 @@ from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.schedule.replay import scaled_profile
 from gradwire_lab.dsl import matrices
-from papers.hipress import ablation, gpu_use, lines, pipeline, pipeline_rank, plans
+from papers.hipress import (
+    ablation,
+    gpu_use,
+    lines,
+    pipeline,
+    pipeline_rank,
+    plans,
+    slots_measured,
+)
 from papers.hipress.printed import BYTEPS, BYTEPS_ONEBIT, RING
 from papers.hipress.setting import EC2
 from papers.hipress.systems import PARTITION_BYTES, SYSTEMS
@@ -188,3 +196,45 @@ def test_compression_in_ddps_hook_hides_nothing(measured: Measured) -> None:
     for name in (pipeline.DDP, pipeline.HIPRESS):
         for part in pipeline.PARTS[:3]:
             assert 0 < number(rows[name], part) <= number(rows[name], "step_s")
+
+
+# Slots on real ranks
+
+
+def test_ways_of_slots_have_rows_and_say_who_is_faster() -> None:
+    """From figures of three ranks: batches are counted, other sends follow from
+    plans.
+    """
+    small = slots_measured.profile_of_rank("resnet50", 1, 0.2, 3)
+    even = slots_measured.profile_of_rank("resnet50", 0, 0.2, 3)
+    assert small.backward_s == pytest.approx(1.1 * even.backward_s)
+    plans = slots_measured.plans_of(small, "casync_ps")
+    for plan in plans.values():
+        check(plan, small)
+    ranks = [
+        {
+            way: {
+                "iterations": [(0.0, 4.0 + rank), (8.0, 12.0 + rank)],
+                "sent_bytes": [100.0, 300.0, 200.0],
+                "batches": 5.0 if plan.bulk else 0.0,
+            }
+            for way, plan in plans.items()
+        }
+        for rank in range(3)
+    ]
+    rows = [
+        row
+        for spread in slots_measured.SPREADS
+        for row in slots_measured.rows_of(("resnet50", "casync_ps"), spread, ranks)
+    ]
+    assert {row["step_s"] for row in rows} == {6.0 / slots_measured.SLOWDOWN}
+    assert {row["link_bytes"] for row in rows} == {600}
+    sends = {str(row["way"]): number(row, "sends") for row in rows}
+    batched = {way for way, count in sends.items() if count == 15}
+    assert batched == {way for way, plan in plans.items() if plan.bulk}
+    assert sends["neither"] >= sends["static turns"] > sends["shared"] > 15
+    assert [claim.agrees for claim in slots_measured.claims_of(rows)] == [True, True]
+    for row in rows:
+        if str(row["way"]).startswith("coordinator"):
+            row["step_s"] = 2 * number(row, "step_s")
+    assert [claim.agrees for claim in slots_measured.claims_of(rows)] == [False, False]

@@ -465,7 +465,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("redsync", "unused, overlap", "ddp")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
+)
 def test_the_bits_are_the_same_wherever_tensors_are_encoded(
     name: str, two: Ranks
 ) -> None:

@@ -21,9 +21,9 @@ from torch import Tensor
 from ..contract import Compressor, Layout, Member, Residual, State
 from ..contract.collective import Collective, Dimensions, Needs
 from ..contract.payload import Payload, slot_bytes
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec
 from ..contract.verbs import AllGather, Compute, Steps
-from .steps.ordered_sums import note_union
+from .steps.ordered_sums import note_union, summing_into
 from .steps.sizes import announce_all
 
 
@@ -77,16 +77,8 @@ def _merge_all(
         Payload(forms[size], slot[:size])
         for size, slot in zip(sizes, slots, strict=True)
     ]
-    dtype = working_dtype(out_N.dtype)
-    sum_N = (
-        out_N
-        if out_N.dtype == dtype
-        else me.thread_scratch("sum", out_N.numel(), out_N, dtype)
-    )
-    sum_N.zero_()
-    codec.merge_all(payloads, sum_N, scale=1 / me.world)
-    if sum_N is not out_N:
-        out_N.copy_(sum_N)
+    with summing_into(me, out_N) as sum_N:
+        codec.merge_all(payloads, sum_N, scale=1 / me.world)
     note_union(me, codec, payloads, out_N)
 
 

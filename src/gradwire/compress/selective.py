@@ -48,7 +48,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective.steps.ordered_sums import num_entries
+from ..collective.steps.ordered_sums import num_entries, summing_into
 from ..collective.steps.sizes import announce_all
 from ..contract import (
     Compressor,
@@ -285,34 +285,31 @@ class Mixed:
             Payload(self.received(size), gathered[rank * slot : rank * slot + size])
             for rank, size in enumerate(sizes)
         ]
-        dtype = working_dtype(out_N.dtype)
-        share = 1 / me.world
-        sum_N = (
-            out_N
-            if out_N.dtype == dtype
-            else me.thread_scratch("sum", out_N.numel(), out_N, dtype)
-        )
-        sum_N.zero_()
-        for payload in payloads:
-            select.scatter_add(
-                payload["indices"], payload["values"].to(dtype), sum_N, share
-            )
-        if self.choice.dense:
-            dense_D = me.thread_scratch("dense", self.num_dense, out_N, dtype).zero_()
-            for payload in payloads:
-                dense_D.add_(payload["dense"], alpha=share)
-            means = torch.split(
-                dense_D, [self.sizes[place] for place in self.choice.dense]
-            )
-            tensors = torch.split(sum_N, [*self.sizes])
-            torch._foreach_copy_([tensors[place] for place in self.choice.dense], means)
-        if sum_N is not out_N:
-            out_N.copy_(sum_N)
+        with summing_into(me, out_N) as sum_N:
+            self._add_up(me, payloads, sum_N)
         lists = [payload["indices"] for payload in payloads]
         union = count_distinct(lists, out_N.numel())
         asked = self.num_dense + self.choice.density * (out_N.numel() - self.num_dense)
         taken = lists[me.rank].numel()
         return Selection(asked, self.num_dense + taken, self.num_dense + union)
+
+    def _add_up(self, me: Member, payloads: Sequence[Payload], sum_N: Tensor) -> None:
+        """Adds each payload's share of the mean to ``sum_N``."""
+        share = 1 / me.world
+        dtype = sum_N.dtype
+        for payload in payloads:
+            select.scatter_add(
+                payload["indices"], payload["values"].to(dtype), sum_N, share
+            )
+        if self.choice.dense:
+            dense_D = me.thread_scratch("dense", self.num_dense, sum_N, dtype).zero_()
+            for payload in payloads:
+                dense_D.add_(payload["dense"], alpha=share)
+            means = torch.split(
+                dense_D, [self.sizes[place] for place in self.choice.dense]
+            )
+            tensors = self._by_place(sum_N)
+            torch._foreach_copy_([tensors[place] for place in self.choice.dense], means)
 
     def entries(
         self,

@@ -244,7 +244,7 @@ class Compressor(KeywordSettings, ABC):
         """Layout of a payload of usual size, which plans and predictions use.
 
         Default: ``format(spec)``. Override it if most payloads are much smaller than
-            that.
+        that.
         """
         return self.format(spec)
 
@@ -300,7 +300,7 @@ class Compressor(KeywordSettings, ABC):
         """``merge`` of several payloads of one gradient into one sum, in their order.
 
         Default: one after another. A codec that decodes by a linear transform needs
-            only one.
+        only one.
         """
         for payload in payloads:
             self.merge(payload, sum_N, scale=scale)

@@ -69,8 +69,7 @@ class Clipping(Wrapper):
             torch.mul(grad_N, factor if math.isfinite(own_norm) else 0.0, out=out_N)
 
         yield me.sized("clip", clip, grad_N.numel())
-        state = yield from me.through(self.inner, state, out_N, out_N, residual_N)
-        return state
+        return (yield from me.through(self.inner, state, out_N, out_N, residual_N))
 
 
 def check_norm(what: str, value: object) -> None:

@@ -93,8 +93,7 @@ class DecoupledMomentum(Wrapper):
         yield Compute(
             "decay", lambda: state.residual_N.mul_(self.decay), grad_N.numel()
         )
-        inner = yield from me.through(self.inner, state, grad_N, out_N, residual_N)
-        return inner
+        return (yield from me.through(self.inner, state, grad_N, out_N, residual_N))
 
 
 @names_checked

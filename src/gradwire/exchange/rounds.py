@@ -265,6 +265,14 @@ class Opening(NamedTuple):
     """Local steps of the rank since it pushed, or took the last round in."""
 
 
+class Rest(NamedTuple):
+    """Says that a rank has learnt nothing that its owner's last round lacks."""
+
+    fragment: int
+    rank: int
+    epoch: int
+
+
 class Contribution(NamedTuple):
     """An entry of a merge's list: one push, and what became of it."""
 
@@ -306,12 +314,12 @@ class Snapshot(NamedTuple):
     version: int
     steps: int
     tokens: int
-    counted: tuple[tuple[int, int], ...]
+    counted: list[list[int]]
     """The number of the last push in a merge, by rank."""
     payload_B: Tensor
 
 
-Request = Push | Opening | Snapshot
+Request = Push | Opening | Rest | Snapshot
 """A message to one rank, which a local step ends with."""
 
 
@@ -441,6 +449,10 @@ class FragmentOwner:
         self.sync_s = 0.0
         """Seconds that the last merge took to all ranks."""
         self._away: set[int] = set()
+        self._resting: set[int] = set()
+        """The ranks that push nothing in the last round."""
+        self._earlier: dict[int, Push] = {}
+        """Pushes from before the last round, which ranks may leave as they are."""
         self._is_open = False
         self._opened_s = 0.0
         self._numbers: Counter[int] = Counter()
@@ -482,10 +494,8 @@ class FragmentOwner:
         self._taken = dict.fromkeys(self.epoch.ranks, self.version)
 
     def begin_last(self) -> None:
-        """Opens a round that takes all ranks in, and drops the pushes that are there.
-
-        All ranks take their pushes back, and push anew.
-        """
+        """Opens a round that takes all ranks in, once each has sent its ``rest``."""
+        self._earlier = self.pushes
         self.pushes = {}
         self._is_open = True
         self.closes_at_s = inf
@@ -500,15 +510,24 @@ class FragmentOwner:
         self.come_back()
         self._pushed_s = {}
         self._paces_s = {}
+        self._resting = set()
         self.begin_last()
+        self._earlier = {}
         if not is_last:
             self._is_open = False
             self.closes_at_s = None
 
+    def keep(self, rank: int, now_s: float) -> list[Answer]:
+        """Takes a rank's push of before the last round in, if there is one."""
+        self._resting.add(rank)
+        if rank in self._earlier:
+            self.pushes[rank] = self._earlier[rank]
+        return self._closing(now_s)
+
     @property
     def is_held(self) -> bool:
         """Whether no round closes now, as too many merges wait for a rank."""
-        silent = self._taken.keys() - self.pushes.keys() - self._away
+        silent = self._taken.keys() - self._present
         oldest = min((self._taken[rank] for rank in silent), default=self.version)
         return self.is_sending or self.version - oldest >= self.rules.most_waiting
 
@@ -516,7 +535,7 @@ class FragmentOwner:
         """The merge of the open round, if it is time to close it."""
         if self.closes_at_s is None or self.is_held:
             return []
-        if now_s < self.closes_at_s and self._num_present < len(self.epoch.ranks):
+        if now_s < self.closes_at_s and len(self._present) < len(self.epoch.ranks):
             return []
         return [self.close()]
 
@@ -530,12 +549,12 @@ class FragmentOwner:
     def _has_quorum(self) -> bool:
         quorum = min(self.rules.quorum, len(self.epoch.ranks))
         may_close = self._is_open and self.epoch.is_quorate
-        return may_close and self._num_present >= quorum
+        return may_close and len(self._present) >= quorum
 
     @property
-    def _num_present(self) -> int:
+    def _present(self) -> set[int]:
         """The ranks that need not be waited for."""
-        return len(self.pushes.keys() | self._away)
+        return self.pushes.keys() | self._away | self._resting
 
     def _grace_s(self, now_s: float) -> float:
         if self.rules.grace_s is not None:
@@ -557,6 +576,7 @@ class FragmentOwner:
             push for push, entry in zip(pushes, entries, strict=True) if entry.weight
         ]
         self.pushes = {}
+        self._resting = set()
         self.closes_at_s = None
         self._is_open = False
         self.version += 1
@@ -705,10 +725,14 @@ class FragmentLearner:
         return self._merged_tokens + pushed + self._tokens
 
     @property
+    def may_push(self) -> bool:
+        """Whether there are steps to push; one push may be on its way at once."""
+        return self.pushed is None and self._steps > 0 and not self.is_behind
+
+    @property
     def is_due(self) -> bool:
-        """Whether a push is to be sent now; one may be on its way at once."""
-        may_push = self.pushed is None and self._steps > 0 and not self.is_behind
-        return may_push and (self.is_asked or self._since >= self.rules.every)
+        """Whether a push is to be sent now."""
+        return self.may_push and (self.is_asked or self._since >= self.rules.every)
 
     @property
     def may_open(self) -> bool:
@@ -755,6 +779,15 @@ class FragmentLearner:
         self._missed = 0
         self.is_asked = False
         return self.pushed
+
+    def rest(self, param_N: Tensor, step: int) -> Request:
+        """A push for the last round, in place of one on its way; or none is needed."""
+        pushed_N = self.pushed_N if self.pushed else torch.zeros_like(param_N)
+        is_fresh = self.pushed is None or self.pushed.version == self.version
+        if is_fresh and torch.equal(self.learnt(param_N), pushed_N):
+            return Rest(self.fragment, self.rank, self._epoch.number)
+        self.take_back()
+        return self.push(param_N, step)
 
     def take(self, merge: Merge, param_N: Tensor) -> bool:
         """Steps the anchor by a merge, and puts parameters where they belong then.
@@ -817,7 +850,7 @@ class FragmentLearner:
             rank=rank,
             epoch=self._epoch.number,
             version=self.version,
-            counted=tuple((rank, self._counted[rank]) for rank in self._epoch.ranks),
+            counted=[[rank, self._counted[rank]] for rank in self._epoch.ranks],
             steps=self._merged_steps,
             tokens=self._merged_tokens,
             payload_B=self._outer.packed(),
@@ -831,7 +864,7 @@ class FragmentLearner:
         if not self.is_behind:
             return False
         kept_N = self.learnt(param_N)
-        self._counted = Counter(dict(snapshot.counted))
+        self._counted = Counter({rank: number for rank, number in snapshot.counted})
         counted = self._counted[self.rank]
         if self.pushed is not None and self.pushed.number <= counted:
             self._merge_push(kept_N)
@@ -972,12 +1005,8 @@ class PartialRounds:
     def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         """Takes a message; merges wait for the next ``border``."""
         fragment = message.fragment
-        if isinstance(message, Push | Opening):
-            if (owner := self.owners.get(fragment)) is None:
-                return []
-            if isinstance(message, Push):
-                return owner.take(message, now_s)
-            return owner.open(message.version, now_s)
+        if isinstance(message, Push | Opening | Rest):
+            return self._asked(message, now_s)
         if isinstance(message, Snapshot) and message.epoch != self.epoch.number:
             return []
         if isinstance(message, Snapshot):
@@ -987,6 +1016,19 @@ class PartialRounds:
             self._arrived[fragment] = message.version
         self.inbox.append(message)
         return []
+
+    def _asked(self, message: Push | Opening | Rest, now_s: float) -> list[Answer]:
+        """The answers of an owner; another rank may own the fragment by now."""
+        if (owner := self.owners.get(message.fragment)) is None:
+            return []
+        match message:
+            case Push():
+                return owner.take(message, now_s)
+            case Opening():
+                return owner.open(message.version, now_s)
+            case Rest():
+                is_old = message.epoch != self.epoch.number
+                return [] if is_old else owner.keep(message.rank, now_s)
 
     def row(self) -> list[int]:
         """What this rank says of itself before an epoch, as whole numbers."""
@@ -1102,8 +1144,18 @@ class PartialRounds:
         """Whether this rank has yet to get the run's anchors, before its first step."""
         return any(learner.version == NEVER for learner in self.learners)
 
+    def push_early(self, params: Sequence[Tensor]) -> list[Request]:
+        """Pushes what no push has yet, before this rank waits for the last rounds."""
+        requests = self.settle(params)
+        requests += [
+            learner.push(params[fragment], self.step)
+            for fragment, learner in enumerate(self.learners)
+            if learner.may_push
+        ]
+        return requests
+
     def begin_last(self, params: Sequence[Tensor]) -> list[Request]:
-        """Begins a round of each fragment that takes all in; returns the pushes.
+        """Begins a round of each fragment that takes all in; returns this rank's rest.
 
         All ranks call it when no message is on its way. After these rounds parameters
         are their anchors on all ranks, as there is no local step meanwhile. If an epoch
@@ -1111,19 +1163,17 @@ class PartialRounds:
         """
         for owner in self.owners.values():
             owner.begin_last()
-        requests: list[Request] = []
-        for fragment, learner in enumerate(self.learners):
-            self._ends[fragment] = learner.version + 1
-            learner.take_back()
-            requests += self._last_push(learner, params[fragment])
-        return requests
+        self._ends = [learner.version + 1 for learner in self.learners]
+        return [
+            learner.rest(params[fragment], self.step)
+            for fragment, learner in enumerate(self.learners)
+        ]
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the rounds that take all in have taken effect here."""
-        versions = [learner.version for learner in self.learners]
-        ends = zip(versions, self._ends, strict=True)
-        return all(version >= end for version, end in ends)
+    def last_owners(self) -> set[int]:
+        """The owners of fragments whose round that takes all in is not here yet."""
+        ends = zip(self.owner_of, self.learners, self._ends, strict=True)
+        return {owner for owner, learner, end in ends if learner.version < end}
 
     def state(self) -> dict[str, Any]:
         """All that a checkpoint keeps beside anchors, as plain values.

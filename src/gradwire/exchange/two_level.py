@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from ..collective.steps.shares import Shapes, Shares, shares_of
-from ..contract import Compressor, Exchange, Member, Residual, State
+from ..contract import Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.state import leaves
@@ -57,7 +57,7 @@ from ..contract.verbs import (
     rewritten,
 )
 from ..errors import invalid
-from .by_name import Accounting, exchange_for
+from .by_name import Accounting
 from .clipping import Clipping
 from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
@@ -90,7 +90,7 @@ def without_hosts(state: State) -> State:
 
 @dataclass(frozen=True)
 class TwoLevel(Wrapper):
-    """An exchange among hosts of ``ranks_per_host`` ranks each; made by ``with_hosts``.
+    """An exchange among hosts of ``ranks_per_host`` ranks each; made by ``on_hosts``.
 
     Ranks are numbered host after host: rank r is on host r // ranks_per_host.
     """
@@ -116,7 +116,7 @@ class TwoLevel(Wrapper):
                 "exchange among hosts",
                 self.inner,
                 "an exchange that knows no hosts",
-                "write with_hosts once",
+                "attach the exchange inside of it",
             )
 
     def init(self, spec: TensorSpec, world: int) -> HostState:
@@ -493,29 +493,21 @@ def _moved(verb: Verb) -> Verb:
     return replace(verb, among=Among.HOSTS)
 
 
-def with_hosts(algorithm: Compressor | Exchange, ranks_per_host: int) -> Exchange:
-    """An exchange for hosts of several ranks that share a link.
+def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
+    """The same exchange among hosts of several ranks; itself where each has one.
 
-    ``algorithm`` is among hosts.
-
-    ``attach(mesh=)`` makes it. ``algorithm`` is a compressor (it gets the collective
-    that suits it, and error feedback if it needs that) or an exchange. Error feedback
-    goes inside: then a rank's residual is as long as its share. Clipping and wrappers
-    around it stay outside, as a rank clips its own gradient. An exchange that takes
-    tensors whole gets shares of whole tensors. Raises ``InvalidSetting`` for an
-    exchange that chooses its settings as it runs (``adapt``).
+    ``attach(mesh=)`` makes it. Error feedback goes inside: then a rank's residual is as
+    long as its share. Clipping and wrappers around it stay outside, as a rank clips its
+    own gradient. An exchange that takes tensors whole gets shares of whole tensors.
+    Raises ``InvalidSetting`` for an exchange that chooses its settings as it runs
+    (``adapt``).
 
     >>> from gradwire.compress.none import none
-    >>> from gradwire.exchange.by_name import run_local
+    >>> from gradwire.exchange.by_name import exchange_for, run_local
     >>> grads = [torch.tensor([1.0, 2.0]) * rank for rank in range(4)]
-    >>> run_local(with_hosts(none(), ranks_per_host=2), grads)[0][0]
+    >>> run_local(on_hosts(exchange_for(none()), 2), grads)[0][0]
     tensor([1.5000, 3.0000])
     """
-    return on_hosts(exchange_for(algorithm), ranks_per_host)
-
-
-def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
-    """The same exchange among hosts of several ranks; itself where each has one."""
     if ranks_per_host == 1:
         return exchange
     if isinstance(exchange, Wrapper) and any(

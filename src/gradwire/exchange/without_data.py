@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,8 +108,7 @@ def _is_hashable(exchange: Exchange) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class _Count:
+class _Count(NamedTuple):
     """The bytes that a rank sends, and whether they may differ from rank to rank."""
 
     sent: int

@@ -146,9 +146,9 @@ def measure_cluster(
     codecs: Mapping[str, CodecFit] | None = None,
     advance: Callable[..., None] = no_progress,
 ) -> Cluster:
-    """Measures verbs of the engine's ranks, which all call this alike.
+    """Measures ``verbs`` among the engine's ranks, which all call this alike.
 
-    An all-reduce is among them.
+    ``verbs`` must have the all-reduce.
 
     ``rate_bytes_per_s`` is the links' known rate. Without it the rate of a ring is
     stated whose long all-reduces take as long, or of all-to-alls between far hosts.

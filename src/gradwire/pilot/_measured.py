@@ -288,8 +288,7 @@ class MeasuredFlight(Flight):
             self._steps_s.append(taken_s)
         if self._cluster is None:
             self._measure(taken_s)
-        elif self._announced is not None:
-            announced = self._announced
+        elif (announced := self._announced) is not None:
             self._announced = None
             self._review(announced())
         elif len(self._steps_s) >= self._num_judged():

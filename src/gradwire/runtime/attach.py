@@ -250,6 +250,8 @@ class Attachment:
     """This process on its way into a run; None where it starts with the others."""
     run: Run
     """The ranks that train together."""
+    engine_of: Callable[[Membership], Engine]
+    """A function that connects ranks as this attach does."""
     backend: dict[str, Any]
     """The back ends that carry messages, for ``stats()``."""
 
@@ -384,7 +386,7 @@ class Attachment:
                 f"one of {grid.who.world} ranks",
                 "name another",
             )
-        engine_of = partial(
+        self.engine_of = engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
             timeout=settings.failure.timeout,
@@ -625,7 +627,7 @@ class Attachment:
             handle,
             self.run,
             progress,
-            self.params,
+            self.engine_of,
             self.messages,
             undo,
             self.healing,

@@ -338,7 +338,7 @@ class Handle:
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of this rank's last steps (``trace_steps=``), for ``save_chrome``.
+        """Spans of this rank's last steps (``trace_steps=``), as they were timed.
 
         Returns:
             The trace. Where DDP averages it holds nothing of the network but the wait
@@ -515,8 +515,12 @@ class Handle:
         from .state.table import Origin
 
         if self._engine.servers:
-            accepted = "of ranks that all train: servers keep state of their own"
-            raise invalid("handle", "one beside servers", accepted, "save the model")
+            raise invalid(
+                "handle",
+                "one beside servers",
+                "of ranks that all train: servers keep state of their own",
+                "save the model",
+            )
         per_host = self._engine.ranks_per_host
         return Origin(
             self._algorithm,

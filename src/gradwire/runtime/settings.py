@@ -263,9 +263,12 @@ class Settings:
         """
         numbers = {servers_of(exchange) for exchange in exchanges_in(self.exchange)}
         if len(numbers) > 1:
-            accepted = "the same in all messages of a plan, uncompressed ones too"
-            remedy = "give each message an exchange by casync_ps with these servers"
-            raise invalid("servers", sorted(numbers), accepted, remedy)
+            raise invalid(
+                "servers",
+                sorted(numbers),
+                "the same in all messages of a plan, uncompressed ones too",
+                "give each message an exchange by casync_ps with these servers",
+            )
         return max(numbers, default=0)
 
     @property
@@ -485,9 +488,8 @@ def trained(model: nn.Module) -> list[NamedParam]:
     ]
     if not params:
         raise InvalidSetting(
-            "the model has no parameter that requires a gradient; nothing would "
-            "be exchanged: "
-            "attach after requires_grad is set"
+            "the model has no parameter that requires a gradient; nothing would be "
+            "exchanged: attach after requires_grad is set"
         )
     for name, p in params:
         if p.dtype.to_real() not in DTYPES:

@@ -29,7 +29,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
-from gradwire.exchange.two_level import on_hosts, with_hosts
+from gradwire.exchange.two_level import on_hosts
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.state.checkpoint import collect
@@ -98,7 +98,7 @@ def means_of(rank: int, world: int) -> list[list[Tensor]]:
 
 def expected(exchange: Exchange) -> list[Tensor]:
     """What one process computes of the same messages."""
-    made, found = with_hosts(exchange, 2), []
+    made, found = on_hosts(exchange_for(exchange), 2), []
     specs = [
         TensorSpec(f"message {len(SHAPES) - 1 - i}", torch.Size(s).numel(), shapes=(s,))
         for i, s in enumerate(SHAPES)
@@ -273,7 +273,7 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     backwards = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("hosts", "local"))
     attached(mesh=backwards)
     attached(gw.adapt(gw.compress.topk()), mesh=grid)
-    attached(with_hosts(ONEBIT, 2), mesh=grid)
+    attached(on_hosts(exchange_for(ONEBIT), 2), mesh=grid)
     attached(mesh=grid if rank else None)
     attached(mesh=(mesh(4), grid)[min(rank, 1)])
     for local_world, local_rank in (

@@ -42,10 +42,7 @@ class Rank:
         self.pulse.lingers = False
 
     def next(self, own: Any, *lost: int) -> Epoch | None:
-        epoch = next_epoch(self.pulse, self.who, own, LIMIT, lost)
-        if epoch is not None:
-            self.pulse.go_on(epoch.number, epoch.ranks)
-        return epoch
+        return next_epoch(self.pulse, self.who, own, LIMIT, lost)
 
 
 @pytest.fixture
@@ -147,7 +144,7 @@ def test_a_rank_that_lives_behind_a_port_that_refuses_is_not_lost(
     """A firewall may refuse connections, and a rank may be too busy to answer."""
     ranks[2].pulse.roll_call.close()
     assert silence(ranks[0].pulse, 7, WORLD) is None
-    assert 2 in ranks[0].pulse.roll_call.refused
+    assert 2 in ranks[0].pulse.roll_call.ended
 
 
 def test_who_waits_for_signs_is_not_held_up_as_the_pulse_stops(
@@ -162,7 +159,6 @@ def test_who_waits_for_signs_is_not_held_up_as_the_pulse_stops(
             waits.set()
         return reads.silent_ranks()
 
-    ranks[2].pulse.roll_call.refused.clear()
     ranks[2].pulse._stop.set()  # its number stands still, and its port answers
     with ThreadPoolExecutor() as pool:
         found = pool.submit(watch)

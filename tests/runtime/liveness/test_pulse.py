@@ -259,7 +259,9 @@ def test_what_a_store_does_not_tell_is_no_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, late = [(0.05, (7, 1, 7)), (0.02, (7, 2, 7))], (0.29, (7, 3, 7))
-    assert read(monkeypatch, *first, late, (0.05, (8, 4, 8))) == ((), False)
+    assert read(monkeypatch, *first, late, (0.05, (9, 4, 9))) == ((), False)
+    last_sign = [(0.04, (n, n, 7 + (n > 5))) for n in range(20)]
+    assert read(monkeypatch, *last_sign) == ((2,), False)
     steady = [(0.04, (n, n, 7)) for n in range(12)]
     assert read(monkeypatch, *steady) == ((2,), False)
     for script in ([], first):  # no answer for as long as patience lasts

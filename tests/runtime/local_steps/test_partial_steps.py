@@ -37,6 +37,7 @@ from gradwire.exchange.rounds import (
     Push,
     RoundCodec,
     Rules,
+    Snapshot,
     codec_for_rounds,
 )
 from gradwire.runtime.local_steps.local_steps import cut_into
@@ -543,8 +544,21 @@ def test_a_time_out_is_of_a_piece_of_a_payload() -> None:
     assert not failed
 
 
+B = torch.ones(5).byte()
 SENT: tuple[RoundMessage, ...] = (
-    Push(7, 15, *[2**31] * 2, True, *[2**31] * 2, 2**53, 1.5e300, torch.ones(3).byte()),
+    Push(
+        7,
+        15,
+        *[2**31] * 2,
+        True,
+        *[2**31] * 2,
+        2**53,
+        1.5e300,
+        9,
+        9,
+        torch.ones(3).byte(),
+    ),
+    Snapshot(7, 15, 9, *[2**31] * 2, 2**53, [[r, 2**31] for r in range(512)], B),
     Opening(7, 2**31, 9),
     Pull(7, 2**31),
     Merge(

@@ -18,7 +18,7 @@ from tests.runtime.local_steps.test_partial_steps import await_event, happens, p
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import digest, train
 
-pytestmark = [pytest.mark.multi, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.multi, pytest.mark.slow, pytest.mark.timeout(180)]
 Pools = Callable[[int], Ranks]
 SHRINK = gw.FailurePolicy(on_failure="shrink", timeout=timedelta(seconds=60))
 

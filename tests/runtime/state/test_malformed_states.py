@@ -274,8 +274,25 @@ def assert_sound(ranks: list[list[Message]], states: list[Any], what: str) -> No
         assert all(bool(mean.isfinite().all()) for mean in means), what
 
 
+FEW = ("all of dgc", "rows")
+"""Those of the most fields and of the fewest; others are slow."""
+NAMES = [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
+    for name in EXCHANGES
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "strict"), [*((name, True) for name in EXCHANGES), ("all of dgc", False)]
+    ("name", "strict"),
+    [
+        *((name, True) for name in FEW),
+        *(
+            pytest.param(name, True, marks=pytest.mark.slow)
+            for name in EXCHANGES
+            if name not in FEW
+        ),
+        ("all of dgc", False),
+    ],
 )
 def test_a_state_is_loaded_or_refused_and_never_half_of_both(
     name: str, strict: bool
@@ -300,7 +317,7 @@ def test_a_state_is_loaded_or_refused_and_never_half_of_both(
     assert len(same_values) == 2 * num_tensors, "what differs in form alone was refused"
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("name", NAMES)
 def test_redistribution_takes_or_refuses_any_state(name: str) -> None:
     whole = saved(trained(EXCHANGES[name]))
     for rank, good in enumerate(whole):

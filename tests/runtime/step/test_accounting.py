@@ -14,7 +14,6 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract import Exchange, Member, Result, State
-from gradwire.contract.trace.chrome import to_chrome
 from gradwire.contract.trace.span import Span, StepDensity
 from gradwire.contract.verbs import AllReduce, Steps
 from gradwire.errors import InvalidSetting
@@ -22,6 +21,7 @@ from gradwire.exchange.local import drive
 from gradwire.runtime.step.figures import Recorder, outgrown
 from gradwire.runtime.step.layout import ParamRange
 from gradwire.runtime.step.messages import Message
+from gradwire_bench.report.chrome import to_chrome
 from gradwire_bench.report.timeline import density_summary
 from tests.laws.variable import above
 from tests.runtime.given import keywords

@@ -145,8 +145,7 @@ def shrinking(
         elif rank == victim and how.startswith("between steps"):
             die()
         elif how == "between steps, nobody looks":
-            while not handle._engine.has_failed:  # until all have heard of it
-                time.sleep(0.01)
+            time.sleep(4.0)  # until all have heard of it
         elif rank == victim:
             die_confirming(handle)
         elif how == "confirming":
@@ -457,6 +456,7 @@ def survival(params: list[torch.nn.Parameter]) -> Any:
     one._params = [(str(place), param) for place, param in enumerate(params)]
     one._name, one._due = "0-1-2/1", None
     one._undoes = one._is_torn = False
+    one.on_drop = lambda: None
     one._connected = lambda *_: (None, None)
     one._move = lambda *_: None
     return one

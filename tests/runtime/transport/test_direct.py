@@ -30,8 +30,8 @@ from gradwire.runtime.transport import direct
 from gradwire.runtime.transport.checksums import Seals
 from gradwire.runtime.transport.direct import (
     PIECE_BYTES,
+    GatherInRows,
     HostChannel,
-    Rows,
     Sum,
     agree_on_ways,
     begin_straight,
@@ -432,7 +432,7 @@ def test_second_hops_with_tags_of_first_ones_meet_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A broken specimen: its rows of 4 ranks are as large as the rooms of parts."""
-    monkeypatch.setattr(Rows, "TAGS", direct._ROOM_TAGS)
+    monkeypatch.setattr(GatherInRows, "TAGS", direct._ROOM_TAGS)
     # its ranks wait for each other
     monkeypatch.setattr(sys.modules[__name__], "LIMIT", timedelta(seconds=3))
     with pytest.raises((AssertionError, RuntimeError)):

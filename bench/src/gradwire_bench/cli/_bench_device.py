@@ -13,14 +13,14 @@ from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
 from ..testbed.wide_area import WideArea
-from ._options import Compressors, with_links
+from ._options import Compressors, Names, with_links
 
 
 @with_links
 def device(
     wide_area: WideArea,
     part: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(
             help="One of bits, kernels, training, partition, offload, compiled "
             "[default: all]."
@@ -31,7 +31,7 @@ def device(
         int, typer.Option(help="Processes that train on the one GPU.")
     ] = 2,
     rate: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="Rate of their links [default: 1gbit, 10gbit]."),
     ] = None,
     minutes: Annotated[
@@ -48,7 +48,7 @@ def device(
         typer.Option("--compile-only", help="Compile every kernel; no GPU is needed."),
     ] = False,
     target: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="With it: GPUs [default: sm_80, sm_90]."),
     ] = None,
     as_json: AsJson = False,
@@ -95,7 +95,7 @@ def device(
     )
 
 
-def _compile(targets: list[str] | None, only: list[str] | None, as_json: bool) -> None:
+def _compile(targets: Names, only: Names, as_json: bool) -> None:
     from ..micro import ahead
 
     with progress("bench device --compile-only"):

@@ -21,18 +21,25 @@ from ..testbed.wide_area import NEAR, WideArea
 from ..training import training as training_bench
 from ..training import training_links
 from ..training.trainers import PERIOD
-from ._options import SingleRankHosts, TaskName, Turns, with_links
+from ._options import (
+    Names,
+    SingleRankHosts,
+    TaskName,
+    Turns,
+    run_and_show,
+    with_links,
+)
 
 
 @with_links
 def auto(
     wide_area: WideArea,
     model: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all."),
     ] = None,
     rate: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(
             help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"
         ),
@@ -49,7 +56,7 @@ def auto(
     ] = "plain",
     fidelity: Annotated[str, typer.Option(help="exact, half, safe or any.")] = "safe",
     single: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="Only this single exchange; may be repeated."),
     ] = None,
     as_json: AsJson = False,
@@ -96,7 +103,7 @@ def _default_rates(links: WideArea) -> tuple[float | None, ...]:
     return tuple(rate for rate in auto_bench.RATES if is_equal or rate is not None)
 
 
-def _links(rates: list[str] | None) -> list[float | None]:
+def _links(rates: Names) -> list[float | None]:
     """Bytes per second of each link; None is the loopback, which nothing slows."""
     return [None if rate == "loopback" else parse_rate(rate) for rate in rates or ()]
 
@@ -105,14 +112,14 @@ def _links(rates: list[str] | None) -> list[float | None]:
 def train(
     wide_area: WideArea,
     task: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt]."),
     ] = None,
     optimizer: Annotated[
-        list[str] | None, typer.Option(help="adamw or sgd, with momentum [adamw].")
+        Names, typer.Option(help="adamw or sgd, with momentum [adamw].")
     ] = None,
     rate: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="A link's rate; seconds are measured on such links."),
     ] = None,
     ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
@@ -127,7 +134,7 @@ def train(
         typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps]."),
     ] = None,
     only: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="topk(density=0.1), adapt:topk, local_steps@5."),
     ] = None,
     out: Annotated[
@@ -162,10 +169,9 @@ def train(
             settings, _links(rate), wide_area, goal_step, peers or [], out, as_json
         )
         return
-    with progress("bench train", total=1) as advance:
-        rows = training_bench.run(settings, Fractions(advance))
     hidden = training_bench.hidden(settings)
-    emit("bench train", rows, as_json=as_json, title=settings.title, hidden=hidden)
+    run = training_bench.run
+    run_and_show("bench train", run, settings, settings.title, as_json, hidden)
 
 
 def _train_on_links(
@@ -203,7 +209,7 @@ def loopback(
     turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
     iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
     only: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="Compressors [default: none, which is dense]."),
     ] = None,
     as_json: AsJson = False,
@@ -222,10 +228,8 @@ def loopback(
         iterations=iterations,
         compressors=tuple(only or ["none"]),
     )
-    with progress("bench loopback", total=1) as advance:
-        rows = bench.run(settings, Fractions(advance))
     title = f"{task}, {ranks} ranks on unshaped loopback"
-    emit("bench loopback", rows, as_json=as_json, title=title, hidden={"num_hosts"})
+    run_and_show("bench loopback", bench.run, settings, title, as_json, {"num_hosts"})
 
 
 @with_links
@@ -237,11 +241,11 @@ def faults(
         int, typer.Option(help="Trials, of four ranks, that run at one time.")
     ] = 4,
     only: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help=f"One of {', '.join(accidents.KINDS)}; may be repeated."),
     ] = None,
     way: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help=f"One of {', '.join(accidents.WAYS)}; may be repeated."),
     ] = None,
     number: Annotated[
@@ -287,11 +291,9 @@ def matrix(
     programs: Annotated[
         Path | None, typer.Option(help="Their folder [examples/matrix].")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A program; may be repeated.")
-    ] = None,
+    only: Annotated[Names, typer.Option(help="A program; may be repeated.")] = None,
     exchange: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Draws of first values and data.")] = 0,

@@ -30,12 +30,14 @@ from ._options import (
     Compressors,
     Device,
     LinkRate,
+    Names,
     NumElements,
     NumHosts,
     Planners,
     RanksPerHost,
     SingleRankHosts,
     Turns,
+    run_and_show,
     with_links,
 )
 
@@ -71,7 +73,7 @@ def exchange(
     numel: NumElements = 10_000_000,
     repeats: Turns = 7,
     only: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="A compressor or exchange; may be repeated."),
     ] = None,
     as_json: AsJson = False,
@@ -91,12 +93,10 @@ def exchange(
         repeats=repeats,
         only=tuple(only or ()),
     )
-    with progress("bench exchange", total=1) as advance:
-        rows = exchange_bench.run(settings, Fractions(advance))
     ranks = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
     title = f"{hosts} hosts{ranks} at {rate}{settings.wide_area}, {numel} float32"
     hidden = exchange_bench.CONSTANT
-    emit("bench exchange", rows, as_json=as_json, title=title, hidden=hidden)
+    run_and_show("bench exchange", exchange_bench.run, settings, title, as_json, hidden)
 
 
 @app.command()
@@ -129,9 +129,7 @@ def sparse(
     ] = None,
     repeats: Turns = 7,
     pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A scheme; may be repeated.")
-    ] = None,
+    only: Annotated[Names, typer.Option(help="A scheme; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time one sparse gradient through every scheme and the dense all-reduce, in turn.
@@ -158,15 +156,13 @@ def sparse(
         pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
     )
-    with progress("bench sparse", total=1) as advance:
-        rows = sparse_bench.run(settings, Fractions(advance))
     title = (
         f"{hosts} hosts at {rate}{settings.wide_area}, {density:.2%} of {numel} "
         f"float32, overlap "
         f"{draws.overlap:g}"
     )
     hidden = sparse_bench.CONSTANT
-    emit("bench sparse", rows, as_json=as_json, title=title, hidden=hidden)
+    run_and_show("bench sparse", sparse_bench.run, settings, title, as_json, hidden)
 
 
 @app.command()
@@ -260,7 +256,7 @@ def partition(
 @app.command()
 def batch(
     only: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="Compressors [default: onebit, terngrad, int8]."),
     ] = None,
     threads: BothThreads = 2,
@@ -286,7 +282,7 @@ def batch(
 def schedule(
     wide_area: WideArea,
     profile: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(help="A model of the catalogue, or a profile's file."),
     ] = None,
     hosts: NumHosts = 8,

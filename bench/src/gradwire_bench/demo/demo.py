@@ -14,10 +14,10 @@ from gradwire.cli.report import table
 from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import load
-from gradwire.contract.trace.chrome import save_chrome
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_bytes, format_rate
 from gradwire.errors import invalid
+from gradwire_bench.report.chrome import save_chrome
 
 from ..report import bars, html, race, timeline
 from ..testbed.hosts import Testbed, available, relayed_hosts, shaped_hosts

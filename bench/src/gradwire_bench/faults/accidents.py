@@ -20,11 +20,16 @@ OVERLAP = "overlap"
 HOSTS = "hosts"
 FSDP = "fsdp"
 COLLECTIVES = tuple(name for name in names("collective") if name != "allreduce")
-WAYS = ("plain", DDP, OVERLAP, HOSTS, FSDP, *COLLECTIVES)
+SHRINK = "shrink"
+DDP_SHRINK = "ddp shrink"
+SHRINKING = (SHRINK, DDP_SHRINK)
+WAYS = ("plain", DDP, OVERLAP, HOSTS, FSDP, *SHRINKING, *COLLECTIVES)
 """How models are trained: a plain module, DDP, a plan that overlaps the next forward
-pass, hosts of two ranks, two replicas of two shards, and a plain module by each
-collective.
+pass, hosts of two ranks, two replicas of two shards, a plain module and DDP whose ranks
+go on without a lost one, and a plain module by each collective.
 """
+SURVIVED = ("kill", "stop", "exit")
+"""Faults without whose victim ranks go on."""
 
 IN_ATTACH = ("rendezvous", "agree", "connect", "broadcast")
 """Points in attach: before ranks meet, where they agree, where they connect and where
@@ -100,6 +105,11 @@ class Accident(NamedTuple):
         """The number of ranks."""
         return PARTITIONS.get(self.kind, 4)
 
+    @property
+    def has_store(self) -> bool:
+        """Whether a process beside the ranks holds the store."""
+        return self.kind == "kill store" or self.way in SHRINKING
+
     def __str__(self) -> str:
         who = " and ".join(map(str, self.victims))
         at = {
@@ -129,6 +139,8 @@ def drawn(
     may = [way for way in ways if _suits(kind, way)]
     way = draw.choice(may or ["ring" if kind == FLIP_ON_THE_WAY else "plain"])
     points = _AT_POINTS.get(kind)
+    if way in SHRINKING:
+        points = ("verb", "verb", "step")
     if points is None:
         named = [
             p for p in (*IN_ATTACH, *IN_TRAINING) if p != "broadcast" or way != DDP
@@ -156,6 +168,8 @@ def drawn(
 
 def _suits(kind: str, way: str) -> bool:
     """Whether a kind can strike where a model is trained so."""
+    if way in SHRINKING:
+        return kind in SURVIVED
     if way == FSDP:
         return kind not in _NOT_SHARDED
     if kind == FLIP_ON_THE_WAY:

@@ -7,7 +7,16 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple
 
-from .accidents import BENIGN, FSDP, LINKS, PARTITIONS, PAYLOADS, WHOLE, Accident
+from .accidents import (
+    BENIGN,
+    FSDP,
+    LINKS,
+    PARTITIONS,
+    PAYLOADS,
+    SHRINKING,
+    WHOLE,
+    Accident,
+)
 
 GRACE_S = 5.0
 """Seconds after the time-out in which every survivor must have ended."""
@@ -89,10 +98,11 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
         rank: ending for rank in alive if (ending := seen.endings[rank]) is not None
     }
     errors = {rank: ending for rank, ending in endings.items() if ending.error}
+    of_names = _of_survival if accident.way in SHRINKING else _of_naming
     wrong = {
         **_of_silence(accident, seen, set(alive) - set(endings)),
         **_of_raw_errors(accident, errors),
-        **_of_naming(accident, seen, endings, errors),
+        **of_names(accident, seen, endings, errors),
         **_of_digests(accident, seen, endings, errors),
         **_of_steps(errors),
         **_of_processes(accident, seen, endings),
@@ -184,6 +194,20 @@ def _of_digests(
         return {"diverged": "parameters differ among ranks without an error"}
     if seen.digest is not None and digests.get(0) != {seen.digest}:
         return {"diverged": "parameters differ from those of a run without an accident"}
+    return {}
+
+
+def _of_survival(
+    accident: Accident,
+    seen: Aftermath,
+    endings: dict[int, Ending],
+    errors: dict[int, Ending],
+) -> dict[str, str]:
+    """Flaws of ranks that are to go on without the victims."""
+    for rank, ending in endings.items():
+        if ending.error or ending.ranks != accident.victims:
+            text = f"rank {rank} went on without {ending.ranks}: {ending.text}"
+            return {"misnamed": text}
     return {}
 
 

@@ -30,7 +30,7 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.contract.registry import load
-from gradwire.errors import GradwireError, IncompatiblePair
+from gradwire.errors import GradwireError, IncompatiblePair, RanksLost
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
@@ -47,6 +47,7 @@ from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network
 from .accidents import (
     COLLECTIVES,
     DDP,
+    DDP_SHRINK,
     FLIP_ON_THE_WAY,
     FSDP,
     HOSTS,
@@ -54,6 +55,7 @@ from .accidents import (
     NUM_STEPS,
     OVERLAP,
     SAVE_AFTER,
+    SHRINKING,
     WITH_HELP,
     Accident,
 )
@@ -111,11 +113,15 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
     if rank in accident.victims:
         striker = Striker(accident, lambda now_s: _report(accident, end, now_s))
     error: BaseException | None = None
+    training = _Training(accident, rank, model, striker, start)
     try:
-        _Training(accident, rank, model, striker, start).run()
+        training.run()
     except (Exception, LoopLeft) as raised:
         error = raised
-    end.send(("over", _ending(error, 0 if error else _digest(model))))
+    ending = _ending(error, 0 if error else _digest(model))
+    if error is None:
+        ending = ending._replace(ranks=tuple(training.lost))
+    end.send(("over", ending))
     if isinstance(error, LoopLeft):
         end.poll(None)  # It lives on, until the parent closes the pipe.
     elif error is not None:
@@ -155,7 +161,7 @@ def _join(accident: Accident, rank: int, end: Connection, host: str) -> None:
     """Joins the group; rank 0 opens a store on a port that the system picks, if nobody
     else has.
     """
-    is_host = rank == 0 and accident.kind != "kill store"
+    is_host = rank == 0 and not accident.has_store
     port = 0 if is_host else int(end.recv())
     store: Any = TCPStore(host, port, None, is_host, _JOIN, wait_for_workers=False)
     if is_host:
@@ -184,6 +190,8 @@ class _Training:
         self._file = Path(start.folder) / f"state-{rank}.pt"
         self._kept = torch.load(self._file, weights_only=True) if start.resume else None
         self._draw = torch.Generator().manual_seed(rank)
+        self.lost: list[int] = []
+        """The ranks without which this one has gone on."""
         self._saved: dict[str, Any] = {}
         self._older: dict[str, Any] = {}
 
@@ -198,7 +206,7 @@ class _Training:
             model.load_state_dict(self._kept["model"])
         if accident.way == FSDP:
             group = _sharded(model, accident.timeout_s)
-        elif accident.way == DDP:
+        elif accident.way in (DDP, DDP_SHRINK):
             trained = DistributedDataParallel(model, broadcast_buffers=False)
         optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
         if striker is not None and (place := _PLACES.get(accident.point)) is not None:
@@ -223,10 +231,17 @@ class _Training:
         self._at("step", step)
         x = torch.randn(8, 12, generator=self._draw)
         y = torch.randint(4, (8,), generator=self._draw)
-        optimizer.zero_grad()
-        loss: Any = F.cross_entropy(trained(x), y)
-        loss.backward()
+        while True:
+            optimizer.zero_grad()
+            loss: Any = F.cross_entropy(trained(x), y)
+            try:
+                loss.backward()
+                break
+            except RanksLost as failure:
+                self.lost += failure.ranks
         optimizer.step()
+        if self._accident.way in SHRINKING:
+            return
         if step == self._accident.step:
             self._at("settle")
             handle.synchronize()
@@ -309,7 +324,12 @@ def _attached(
     limit = timedelta(seconds=accident.timeout_s)
     every = accident.check_every
     is_sealed = accident.kind == FLIP_ON_THE_WAY
-    policy = FailurePolicy(timeout=limit, check_every=every, checksums=is_sealed)
+    policy = FailurePolicy(
+        timeout=limit,
+        check_every=every,
+        checksums=is_sealed,
+        on_failure="shrink" if way in SHRINKING else "end",
+    )
     begin = partial(attach, model, failure=policy)
     small = Options(bucket_cap_mb=_SMALL_MB)
     if way == OVERLAP:

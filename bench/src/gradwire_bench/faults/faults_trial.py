@@ -139,7 +139,7 @@ class _Watched:
         self._store: Any = None
         for rank in range(accident.world):
             self._processes.append(self._begin(context, live, accident, rank, start))
-        if accident.kind == "kill store":
+        if accident.has_store:
             self._store = self._begin(context, keep_store, start.spaces)
             self._store_end = self._ends.pop()
             self._send_port(self._store_end.recv(), self._ends)

@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from gradwire.contract.trace.chrome import slots
 from gradwire.contract.trace.span import Span, StepDensity, Trace
 from gradwire.contract.units import format_seconds
 from gradwire.errors import InvalidSetting
 
+from .chrome import slots
 from .figure import FAINT, INK, SERIES, legend, new_figure, quiet, save
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ class Attached(Protocol):
 
 
 class Side(Protocol):
-    """What takes turns."""
+    """A side that takes turns."""
 
     def turn(self) -> float: ...
 

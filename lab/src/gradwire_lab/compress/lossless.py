@@ -9,7 +9,7 @@ Differences: all codes of a block of 4096 elements have one length, 1 to 5 bits,
     and 5 % of bfloat16. A block whose codes would be no shorter sends its exponents as
     they are. float16 and float64 travel as they are.
 Wire: sizes int32 of each block, low int16 of each element (float32 only), rest uint8 of
-    each element, codes uint8 of at most N (``kernels/exponents.py`` describes them) ->
+    each element, codes uint8 of at most N (``_exponents.py`` describes them) ->
     at most 4 * ceil(N / 4096) + N * itemsize bytes. Normally distributed elements take
     0.85 of their bytes as float32 and 0.70 as bfloat16.
 State: none. Contributed: the gradient, as ``none`` sends it.

@@ -185,11 +185,11 @@ def gpus() -> list[Row]:
     return rows
 
 
-def environment(variables: Mapping[str, str] = os.environ) -> list[Row]:
+def environment() -> list[Row]:
     """Variables that decide how ranks find each other and how many threads they use."""
     return [
         {"name": name, "value": value}
-        for name, value in sorted(variables.items())
+        for name, value in sorted(os.environ.items())
         if name in VARIABLES or name.startswith(PREFIXES)
     ]
 

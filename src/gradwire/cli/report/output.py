@@ -53,7 +53,13 @@ def emit(
             "version": __version__,
             "machine": machine(),
             "rows": [
-                {key: _plain_value(value) for key, value in row.items()} for row in rows
+                {
+                    key: None
+                    if isinstance(value, float) and not math.isfinite(value)
+                    else value
+                    for key, value in row.items()
+                }
+                for row in rows
             ],
         }
         if notes:
@@ -68,12 +74,6 @@ def emit(
         print(table.plain(rows, title=title))
     for note in notes:
         print(f"\n{note}")
-
-
-def _plain_value(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def machine() -> Row:

@@ -135,7 +135,7 @@ def print_table(rows: Sequence[Row], console: Console, *, title: str) -> None:
     """Prints the rows on a terminal, with headings over several lines if narrow.
 
     Names and numbers are never cut: plain columns stand for a table that is wider
-        still.
+    still.
     """
     anywhere = console.options.update(width=sys.maxsize)
     for is_narrow in (False, True):

@@ -8,7 +8,8 @@ same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -48,6 +49,18 @@ def expected_union(taken: float, total: int, world: int) -> float:
 def split(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Views of the buffer's front, one behind the other."""
     return [buffer[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+
+
+@contextmanager
+def summing_into(me: Member, out_N: Tensor) -> Iterator[Tensor]:
+    """A vector of zeros in the working dtype to add to; then ``out_N`` is the sum."""
+    sum_N = out_N
+    dtype = working_dtype(out_N.dtype)
+    if out_N.dtype != dtype:
+        sum_N = me.thread_scratch("sum", out_N.numel(), out_N, dtype)
+    yield sum_N.zero_()
+    if sum_N is not out_N:
+        out_N.copy_(sum_N)
 
 
 def merged_entries(

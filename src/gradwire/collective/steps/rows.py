@@ -35,13 +35,16 @@ from .ordered_sums import merged_entries
 from .push_pull import Cut, PushPull, cached_parts, gathered, push
 from .sizes import announce_count
 
-Rows = tuple[Tensor, Tensor]
+TableRows = tuple[Tensor, Tensor]
 """Row numbers int64, ascending and without duplicates, and their values_RC."""
 
 
 def average_rows(
-    me: Member, rows: Rows, num_rows: int, choose: Callable[[list[int]], Collective]
-) -> Steps[Rows]:
+    me: Member,
+    rows: TableRows,
+    num_rows: int,
+    choose: Callable[[list[int]], Collective],
+) -> Steps[TableRows]:
     """The mean over ranks of rows of a table of ``num_rows``.
 
     Ranks may differ in how many rows they have, not in their length. ``choose`` is
@@ -64,7 +67,7 @@ def average_rows(
 
 def _gathered(
     me: Member, counts: list[int], units: Entries, num_rows: int
-) -> Steps[Rows]:
+) -> Steps[TableRows]:
     width = units.width
     dtype = units.values.dtype
     layouts = [coo().layout(count, num_rows, width, dtype) for count in counts]
@@ -77,7 +80,7 @@ def _gathered(
     yield Compute("pack", pack, units.values.numel())
     yield gather
 
-    def merge() -> Rows:
+    def merge() -> TableRows:
         ranks = [
             coo().decode(Payload(layout, slot[: layout.size_bytes]), num_rows, width)
             for layout, slot in zip(layouts, received, strict=True)
@@ -86,13 +89,13 @@ def _gathered(
         values_RC = sums.values.to(dtype, copy=True).view(-1, width)
         return sums.indices_K.long(), values_RC
 
-    mean: Rows = yield Compute("merge", merge, sum(counts) * width)
+    mean: TableRows = yield Compute("merge", merge, sum(counts) * width)
     return mean
 
 
 def _served(
     me: Member, servers: PushPull, units: Entries, num_rows: int
-) -> Steps[Rows]:
+) -> Steps[TableRows]:
     """``PushPull.run``'s steps, with rows in place of a dense gradient's payloads."""
     width = units.width
     dtype = units.values.dtype
@@ -118,13 +121,13 @@ def _served(
 
     yield from servers.pull(me, cut, total, announced, like, put)
 
-    def merge() -> Rows:
+    def merge() -> TableRows:
         rows = torch.cat([part.indices_K for part in rows_of_ranks])
         values = torch.cat([part.values.view(-1, width) for part in rows_of_ranks])
         order = rows.argsort()
         return rows[order].long(), values[order]
 
-    merged: Rows = yield Compute(
+    merged: TableRows = yield Compute(
         "merge", merge, sum(part.values.numel() for part in rows_of_ranks)
     )
     return merged

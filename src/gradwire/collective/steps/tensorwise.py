@@ -276,9 +276,8 @@ class Tensorwise(Compressor):
         if not fits or sum(map(slot_bytes, announced)) != payload["payloads"].numel():
             raise RanksDiffer(
                 f"a payload of {payload.size_bytes} bytes announces tensors of "
-                f"{announced} "
-                f"bytes, which may have {limits}; give every rank the same model, "
-                "compressor and settings"
+                f"{announced} bytes, which may have {limits}; give every rank the same "
+                "model, compressor and settings"
             )
         specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
         each = zip(self.codecs, specs, announced, strict=True)

@@ -14,6 +14,7 @@ Order: as buckets are filled; the next forward starts when all communication has
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from ..buckets import check_bytes
@@ -56,14 +57,14 @@ def ddp(
     check_bytes("bucket_bytes", bucket_bytes)
     closed = []
     filling: dict[str, list[Chunk]] = {}
-    filled_bytes: dict[str, int] = {}
+    filled_bytes = Counter[str]()
     limit_bytes: dict[str, int] = {}
     in_order = [t for layer in profile.layers for t in layer.tensors if t.numel]
     for tensor in reversed(in_order):
         key = tensor.dtype
         chunk = Chunk(tensor=tensor.name, start=0, stop=tensor.numel)
         filling.setdefault(key, []).append(chunk)
-        filled_bytes[key] = filled_bytes.get(key, 0) + tensor.size_bytes
+        filled_bytes[key] += tensor.size_bytes
         if filled_bytes[key] >= limit_bytes.get(key, first_bucket_bytes):
             closed.append(filling.pop(key))
             filled_bytes[key] = 0

@@ -133,7 +133,8 @@ class Iteration:
         played = carry(
             Traffic(
                 supersteps,
-                [self._ready_s(ends) for ends in ends_s],
+                # the smaller a layer's number, the later its backward ends
+                [[ends[min(needed)] for needed in self.layers] for ends in ends_s],
                 self.labels,
                 self.credit,
                 self.after,
@@ -196,10 +197,6 @@ class Iteration:
             self._delay(timing, computing_s + self._carrying_s(supersteps))
         return timing
 
-    def _ready_s(self, backward_end_s: list[float]) -> list[float]:
-        # The smaller a layer's number, the later its backward ends.
-        return [backward_end_s[min(needed)] for needed in self.layers]
-
     def _early_from(
         self, backward_end_s: list[float]
     ) -> list[list[tuple[float, Work]]]:
@@ -239,7 +236,7 @@ class Iteration:
         """Makes an iteration as long as its rank's cores are busy.
 
         Only sums are known: the next forward pass stands for whatever of it waits for
-            cores.
+        cores.
         """
         late_s = max(0.0, busy_s - timing.iteration_s)
         for times_s in (timing.forward_start_s, timing.forward_end_s):

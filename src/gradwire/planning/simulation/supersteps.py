@@ -138,8 +138,6 @@ class Tariff:
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
         """The prices that a cluster asks of an exchange."""
-        across = cluster.across
-        within = cluster.within
         codecs = list(_algorithms(exchange))
         traits = [codec.traits for codec in codecs]
         plain = bool(codecs) and all(
@@ -153,8 +151,8 @@ class Tariff:
         )
         return cls(
             num_ranks=cluster.num_ranks,
-            lines=tuple(map(across.line, VERBS)),
-            host_lines=tuple(map(within.line, VERBS)),
+            lines=tuple(map(cluster.across.line, VERBS)),
+            host_lines=tuple(map(cluster.within.line, VERBS)),
             ranks_per_host=cluster.ranks_per_host,
             host_share=cluster.host_share,
             codec=codec,

@@ -133,8 +133,12 @@ def refuse_fewer(
 
     def join_hook(**kwargs: Any) -> Any:
         if survives:
-            accepted = "left out beside on_failure='shrink'"
-            raise invalid("ddp.join()", "a call", accepted, "give each rank a batch")
+            raise invalid(
+                "ddp.join()",
+                "a call",
+                "left out beside on_failure='shrink'",
+                "give each rank a batch",
+            )
         if not kwargs.get("divide_by_initial_world_size", True):
             raise invalid(
                 "divide_by_initial_world_size",

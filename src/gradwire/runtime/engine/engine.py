@@ -58,7 +58,7 @@ from ..liveness.epochs import Epoch, next_epoch
 from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..liveness.pulse import Place, Pulse, Sign
-from ..liveness.sweeping import give_memory_back, leave_later
+from ..liveness.sweeping import give_memory_back, leave_soon
 from ..transport.task_graph import (
     Once,
     Over,
@@ -552,10 +552,7 @@ class Engine:
         """
         if self._pulse is None:
             return None
-        epoch = next_epoch(self._pulse, self.who, own, self.timeout, lost)
-        if epoch is not None:
-            self._pulse.go_on(epoch.number, epoch.ranks)
-        return epoch
+        return next_epoch(self._pulse, self.who, own, self.timeout, lost)
 
     def survive(self) -> None:
         """Notes that the loss of a rank in a step ends no process."""
@@ -659,8 +656,8 @@ class Engine:
         self._tails = [_NOTHING] * len(self._tails)
         self._last_turn = _NOTHING
         # once for each rank: the last one to leave deletes all notes
-        if self.shards.name and is_first:
-            leave_later(self.shards.name, self.shards.world)
+        if self.shards.name and is_first and self._failure is None:
+            leave_soon(self.shards.name, self.shards.world)
         give_memory_back()
 
     def _observe(self, task: Task, start_s: float, end_s: float) -> None:

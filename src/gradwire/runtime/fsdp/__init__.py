@@ -103,8 +103,11 @@ def reduce_scatter(
         refuse_pairs(Facts(model, [*params.items()], settings, Feature.REDUCE_SCATTER))
         if scaler is not None and not keeps_scale(codec):
             refuse_half(params)
-        compress_if = settings.options.compress_if
-        dense = {name for name, param in params.items() if not compress_if(name, param)}
+        dense = {
+            name
+            for name, param in params.items()
+            if not settings.options.compress_if(name, param)
+        }
         covered = [(module, _columns(module, params, who.world)) for module in modules]
         names = {column.name for _, columns in covered for column in columns}
         if outside := sorted(set(params) - names):

@@ -120,9 +120,8 @@ class ColumnsOfCodec:
     def steps(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
         """One reduce-scatter of these columns.
 
-        A module hands in a row for each rank.
-
-        It has this ``scale``, which is taken off before the exchange if it must be.
+        ``given_N`` has a row for each rank. Its gradients have this ``scale``, which is
+        taken off before the exchange where values are not sent as they are.
         """
         rows = given_N.view(self.me.world, -1)
         own_rows = self._sent_N.view(self.me.world, -1)
@@ -287,9 +286,8 @@ class ShardReduction:
     def _carry(self, verbs: tuple[Verb, ...]) -> list[Any]:
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
         carry_out(network, self._channels * len(network), straight=True)
-        world = self._who.world
         self._wire_bytes += sum(
-            sent_bytes(verb, self._who.rank, world) for verb in network
+            sent_bytes(verb, self._who.rank, self._who.world) for verb in network
         )
         return [verb.fn() if isinstance(verb, Compute) else None for verb in verbs]
 

@@ -97,16 +97,13 @@ def island_of(model: nn.Module) -> tuple[int, ...]:
         for param in params
         if is_dtensor(param)
     ]
-    widest = max(meshes, key=len, default=frozenset[int]())
-    for ranks in meshes:
-        if not ranks <= widest:
-            raise invalid(
-                "model",
-                f"one cut on the meshes of ranks {sorted(widest)} and {sorted(ranks)}",
-                "one with a mesh that has all ranks of an island",
-                "cut parameters on parts of one mesh, such as mesh['shard', 'tp']",
-            )
-    return tuple(sorted(widest))
+    ranks = sorted(frozenset[int]().union(*meshes))
+    if meshes and frozenset(ranks) not in meshes:
+        given = f"one that ranks {ranks} hold, with parameters of fewer ranks each"
+        accepted = "one with parameters that all ranks of its island hold together"
+        remedy = "cut parameters on dimensions of one mesh, such as mesh['shard', 'tp']"
+        raise invalid("model", given, accepted, remedy)
+    return tuple(ranks)
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:

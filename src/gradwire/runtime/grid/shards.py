@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import InvalidSetting, invalid
 from ..liveness.membership import ALONE, Membership, join, join_ranks
 from ..transport.wire import Group
-from .dtensors import island_of, places
+from .dtensors import places
 
 
 def one_dimension(setting: str, value: Any, kind: str, place: int) -> Any:
@@ -95,15 +95,6 @@ def join_shards(
             "write group=mesh['dp'], shards=mesh['tp']",
         )
     return join(mesh, timeout)
-
-
-def join_island(model: nn.Module, timeout: timedelta) -> Membership:
-    """This rank's place among the ranks that hold its model together.
-
-    It is ``ALONE`` if the model is whole.
-    """
-    ranks = island_of(model)
-    return join_ranks(ranks, timeout) if ranks else ALONE
 
 
 def averages_in_host(model: nn.Module, mesh: Any) -> bool:

@@ -11,9 +11,9 @@ A run begins in epoch 0, with the ranks that attach. Each change begins the next
 * **A newcomer is admitted.** All ranks and the newcomer agree (`survive.rejoin`). The
   next epoch has one rank more.
 
+The pulse then forgets the lost ranks, and listens for the alarm of the next epoch.
 ``attach`` connects anew in each epoch, with new numbers. Local steps may keep their
-connections and numbers: ``Pulse.go_on`` then forgets the lost ranks, and listens for
-the alarms of the next epoch.
+connections and numbers.
 """
 
 from __future__ import annotations
@@ -79,5 +79,7 @@ def next_epoch(
         )
     except RankFailed:  # the store is lost
         return None
-    epoch = Epoch(number, tuple(sorted(values)), values)
-    return epoch if who.rank in values else None
+    if who.rank not in values:
+        return None
+    pulse.go_on(number, values)
+    return Epoch(number, tuple(sorted(values)), values)

@@ -282,18 +282,20 @@ class Pulse:
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
         """Ranks that are gone, and whether the store is silent.
 
-        If the store is silent, rank 0 is named, which hosts it.
+        If the store is silent, rank 0 is named, which hosts it. The last sign of a rank
+        may arrive after its end. So a rank lives if its number moves twice.
         """
         still = self.ranks - {self.rank}
         with self._watching() as is_read:
+            first = [sign.beat for sign in self._signs]
             while is_read and not all(map(self.is_gone, still)):
                 is_read = self._is_read_anew()
-                still = {rank for rank in still if self._signs[rank].still_s}
+                still = {r for r in still if self._signs[r].beat < first[r] + 2}
         return (tuple(sorted(still)), False) if is_read else ((0,), True)
 
     def is_gone(self, rank: int) -> bool:
         """Whether a rank was gone when signs were last read."""
-        has_ended = rank in self.roll_call.refused
+        has_ended = rank in self.roll_call.ended
         patience_s = ENDED_S if has_ended else PATIENCE_S
         return self._signs[rank].still_s >= patience_s
 
@@ -302,12 +304,16 @@ class Pulse:
         with self._watching() as is_read:
             return self._signs if is_read else []
 
+    def _present(self) -> dict[int, Sign]:
+        """The signs of this epoch's ranks when they were last read, if they were."""
+        with self._news:
+            signs = enumerate(self._signs)
+            return {rank: sign for rank, sign in signs if rank in self.ranks}
+
     def detached(self) -> set[int]:
         """The ranks that had left by themselves when signs were last read."""
-        with self._news:
-            return {
-                rank for rank, sign in enumerate(self._signs) if sign.beat == _DETACHED
-            }
+        signs = self._present().items()
+        return {rank for rank, sign in signs if sign.beat == _DETACHED}
 
     def last_ranks(self) -> tuple[int, ...]:
         """The ranks furthest back when signs were last read, except ranks that waited
@@ -316,14 +322,13 @@ class Pulse:
         All other ranks have launched the messages that the ranks furthest back need, so
         the other ranks were not late.
         """
-        with self._news:
-            signs = self._signs
-        places = {r: signs[r].place._replace(local_step=0) for r in sorted(self.ranks)}
-        first = min(places.values())
+        signs = self._present()
+        places = {r: sign.place._replace(local_step=0) for r, sign in signs.items()}
+        every = places.values()
         return tuple(
             rank
             for rank, place in places.items()
-            if first == place < max(places.values()) and not signs[rank].waits
+            if min(every) == place < max(every) and not signs[rank].waits
         )
 
     def local_steps(self) -> str:
@@ -331,8 +336,7 @@ class Pulse:
 
         A rank whose data have ended makes fewer steps, and the other ranks wait for it.
         """
-        with self._news:
-            counts = {r: self._signs[r].place.local_step for r in sorted(self.ranks)}
+        counts = {r: sign.place.local_step for r, sign in self._present().items()}
         if len({*counts.values()}) < 2:
             return ""
         words = [f"rank {rank} after {count}" for rank, count in counts.items()]

@@ -83,8 +83,8 @@ class RollCall:
         self._has_announced = False
         """Whether the store has the address of this rank's probe port."""
         self.is_complete = False
-        self.refused: set[int] = set()
-        """The ranks whose probe ports have refused a connection."""
+        self.ended: set[int] = set()
+        """The ranks whose process has ended, as their probe ports said last."""
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
@@ -200,26 +200,15 @@ class RollCall:
 
     async def _knock_everywhere(self, alarm: str) -> dict[int, tuple[Reach, bytes]]:
         answers = await asyncio.gather(
-            *(self._knock(rank, alarm) for rank in self._probes)
+            *(_knock(*probe, alarm) for probe in self._probes.values())
         )
-        return dict(zip(self._probes, answers, strict=True))
-
-    async def _knock(self, rank: int, alarm: str) -> tuple[Reach, bytes]:
-        """The answer of one rank, and the alarm that it knows of."""
-        try:
-            return await _answer_at(*self._probes[rank], alarm)
-        except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
-            self.refused.add(rank)
-            return Reach.ENDED, b""
+        found = dict(zip(self._probes, answers, strict=True))
+        self.ended = {rank for rank, (how, _) in found.items() if how is Reach.ENDED}
+        return found
 
 
-async def _answer_at(
-    host: str, port: int, token: str, alarm: str
-) -> tuple[Reach, bytes]:
-    """The answer at a probe port.
-
-    Raises the error of a connection that was refused or reset.
-    """
+async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, bytes]:
+    """The answer of one rank, and the alarm that it knows of."""
     writer = None
     try:
         async with asyncio.timeout(ASK_S):
@@ -230,7 +219,7 @@ async def _answer_at(
         word, _, announced = line.strip().partition(b" ")
         return (Reach.ANSWERS, announced) if word == b"here" else (Reach.ENDED, b"")
     except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
-        raise
+        return Reach.ENDED, b""
     except (OSError, ValueError):  # also a time-out
         return (Reach.CUT if writer is None else Reach.MUTE), b""
     finally:

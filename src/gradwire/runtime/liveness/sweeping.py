@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from concurrent.futures import wait
 from typing import Any
 
 from ..transport.wire import in_background, own_store
 
 _LEFT = "left"
+_LEAVING_S = 4.0
 
 
 def sweep(store: Any) -> None:
@@ -36,9 +38,12 @@ def leave(store: Any, world: int) -> None:
         sweep(store)
 
 
-def leave_later(name: str, world: int) -> None:
-    """Leaves the store under a name, on a thread that nobody waits for."""
-    in_background(lambda: leave(own_store(name), world))
+def leave_soon(name: str, world: int) -> None:
+    """Leaves the store under a name; waits for a silent store for some seconds.
+
+    A thread that asks a store as the interpreter ends would abort the process.
+    """
+    wait([in_background(lambda: leave(own_store(name), world))], _LEAVING_S)
 
 
 def give_memory_back() -> None:

@@ -30,8 +30,9 @@ def go_on_without(
 ) -> Survivors:
     """Connects the ranks that ``failure`` leaves, which all call it.
 
-    ``own`` is the value that this rank announces. Raises ``failure`` where this rank cannot go on: it is one of the lost ranks, or no
-    rank is lost, or the job's store does not answer.
+    ``own`` is the value that this rank announces. Raises ``failure`` where this rank
+    cannot go on: it is one of the lost ranks, or no rank is lost, or the job's store
+    does not answer.
     """
     if not isinstance(failure, RankFailed) or isinstance(failure, LoopMistake):
         raise failure

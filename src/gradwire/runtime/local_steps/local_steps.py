@@ -40,10 +40,10 @@ from ...errors import invalid
 from ...exchange.rounds import Rules, codec_for_rounds
 from ..attach import grid_of
 from ..fused import fused_messages
-from ..grid.dtensors import num_cuts
-from ..grid.shards import averages_in_host, join_island
+from ..grid.dtensors import island_of, num_cuts
+from ..grid.shards import averages_in_host
 from ..handle import Handle
-from ..liveness.membership import Membership
+from ..liveness.membership import Membership, join_ranks
 from ..pairs import Feature
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
 from ..step.integrity import DEFAULT_CHECK_EVERY
@@ -178,7 +178,8 @@ def local_steps(  # noqa: PLR0913
         inner = quietened(model, quiet, goes_on=is_island)
         # a DDP model's own group is that of its host
         grid = grid_of(inner if is_island else model, group, mesh, settings)
-        grid = grid._replace(shards=join_island(inner, settings.patience))
+        if island := island_of(inner):
+            grid = grid._replace(shards=join_ranks(island, settings.patience))
         handle = way.attach(inner, settings, grid)
     assert isinstance(handle, LocalSteps)
     return handle

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ...exchange.rounds import Contribution, Merge, Opening, Pull, Push, Snapshot
+from ...exchange.rounds import Contribution, Merge, Pull, Push, Request, Snapshot
 from ..transport.direct import PIECE_BYTES
 from ..transport.wire import Channel
 
@@ -58,7 +58,7 @@ class Leaving(NamedTuple):
     """The last message of a rank that detaches."""
 
 
-RoundMessage = Push | Opening | Snapshot | Pull | Merge | Note | Drained | Leaving
+RoundMessage = Request | Pull | Merge | Note | Drained | Leaving
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(RoundMessage)}
 
 

@@ -300,6 +300,8 @@ class PartialSteps(LocalSteps):
     def _meet(self, call: str, *, is_last: bool = False) -> list[Note]:
         """Waits until all ranks have made this call, and no message is on its way."""
         self._take_loads()
+        if is_last:
+            self._service.ask(self._at_border(self._rounds.push_early))
         has_learnt = self._has_stepped or self._outer.has_learnt()
         tally = self._loads.tally
         note = Note(call, self._local_step, has_learnt, *tally, is_last=is_last)
@@ -321,21 +323,12 @@ class PartialSteps(LocalSteps):
         if not any(note.has_learnt for note in notes):
             self._service.go_on()
             return
-        pushes = self._at_border(self._rounds.begin_last)
+        requests = self._at_border(self._rounds.begin_last)
         self._service.go_on()
-        self._service.ask(pushes)
-        self._service.wait_for(
-            lambda: self._rounds.has_ended, self._settle, needed=self._awaited
-        )
+        self._service.ask(requests)
+        last = partial(getattr, self._rounds, "last_owners")
+        self._service.wait_for(lambda: not last(), self._settle, needed=last)
         self._has_stepped = False
-
-    def _awaited(self) -> set[int]:
-        """The ranks that own fragments with a push on its way."""
-        return {
-            self._rounds.owner_of[learner.fragment]
-            for learner in self._rounds.learners
-            if learner.pushed is not None
-        }
 
     def _take_loads(self) -> None:
         if not self._loads.may_be_pending:

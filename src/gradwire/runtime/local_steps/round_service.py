@@ -67,8 +67,6 @@ class RoundService:
         """The rounds' numbers of the engine's ranks."""
         self._failure: BaseException | None = None
         """What ends this rank's run, although ranks may be lost."""
-        self._is_late = False
-        """Whether all others have met in a joint call."""
         self._note: Note | None = None
         """This rank's note of a joint call that is not over."""
         self._num_met = 0
@@ -263,14 +261,16 @@ class RoundService:
                         self._answer(owner.go_without(src, time.monotonic()))
                 if len(self._notes) == self._engine.world:
                     self._send_to_others(Drained())
-                    self._note_drained(self.rounds.rank)
+                    self._drained.add(self.rounds.rank)
+                    self._meet()
             case Drained():
-                self._note_drained(src)
+                self._drained.add(src)
+                self._meet()
             case Leaving():
                 self._left.add(src)
             case _:
                 self._answer(self.rounds.receive(message, time.monotonic()))
-                self._catch_up()
+                self._meet()
         self._news.set()
 
     def _announce(self, note: Note) -> None:
@@ -279,15 +279,12 @@ class RoundService:
         self._send_to_others(note)
         self._hear(self.rounds.rank, note)
 
-    def _note_drained(self, rank: int) -> None:
-        self._drained.add(rank)
-        if len(self._drained) == self._engine.world:
-            self._meet()
-
     def _meet(self) -> None:
-        """Ends the wait of a joint call; no epoch begins before the call is over."""
-        self._num_met += 1
-        self._met.append([self._notes[rank] for rank in sorted(self._notes)])
+        """Ends the wait of a joint call, if all has arrived; no epoch begins then."""
+        is_waiting = self._num_met == self._num_calls and not self.rounds.awaited
+        if is_waiting and len(self._drained) == self._engine.world:
+            self._num_met += 1
+            self._met.append([self._notes[rank] for rank in sorted(self._notes)])
 
     def _close_due(self) -> None:
         self._answer(self.rounds.due(time.monotonic()))
@@ -364,20 +361,14 @@ class RoundService:
         of_rounds = [row[1:] for row in rows]
         self.rounds.begin_epoch(dict(zip(self._labels, of_rounds, strict=True)))
         self._on_epoch(left)
-        self._is_late = max(row[0] for row in rows) > self._num_met
-        if self._is_late:
+        if max(row[0] for row in rows) > self._num_met:
+            # Others have met: they have heard this rank, which has all notes then.
             self._drained.update(self._labels)
-            self._catch_up()
+            self._meet()
         else:
             self._notes.clear()
             if self._note is not None:
                 self._announce(self._note)
-
-    def _catch_up(self) -> None:
-        """Meets, as others have: they have heard this rank, which has all notes."""
-        if self._is_late and not self.rounds.awaited:
-            self._is_late = False
-            self._meet()
 
     def _go_on(self) -> None:
         self._note = None

@@ -454,11 +454,9 @@ def _filled(
     own_rest = message.rest_of_state(state)
     if is_whole and (odd := set(rest) ^ set(own_rest)):
         raise InvalidSetting(
-            f"the state of the message of {message.key} has other fields: only "
-            "one of the saved "
-            f"and the attached state has {', '.join(sorted(odd))}; load the "
-            "state of the same "
-            "model and exchange"
+            f"the state of the message of {message.key} has other fields: only one of "
+            f"the saved and the attached state has {', '.join(sorted(odd))}; load the "
+            "state of the same model and exchange"
         )
     for path, tensor in own_rest.items():
         if is_whole or (path in rest and rest[path].shape == tensor.shape):

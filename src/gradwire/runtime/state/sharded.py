@@ -271,14 +271,18 @@ def own_part(owners: Owners, gathered: Any, origin: Origin) -> Any:
     if owners.form is None or "outer" not in found:
         return found
     if replicas != owners.replicas:
-        remedy = "go on with as many, or save model.state_dict() after end_period()"
-        what = "the number of sites that saved a state of local steps"
-        raise invalid(what, replicas, f"{owners.replicas}, as now", remedy)
+        raise invalid(
+            "the number of sites that saved a state of local steps",
+            replicas,
+            f"{owners.replicas}, as now",
+            "go on with as many, or save model.state_dict() after end_period()",
+        )
     try:
         collect_outer(found, owners.form)
     except (LookupError, TypeError, AttributeError, RuntimeError) as error:
-        text = f"the sharded state is none of these local steps ({error!r}); {_DAMAGED}"
-        raise InvalidSetting(text) from error
+        raise InvalidSetting(
+            f"the sharded state is none of these local steps ({error!r}); {_DAMAGED}"
+        ) from error
     return found
 
 

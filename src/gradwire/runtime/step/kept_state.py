@@ -59,8 +59,9 @@ class KeptState:
             from ...collective.steps.shares import shares_of
 
             count = exchange.ranks_per_host
-            is_whole = exchange.declared.whole_tensors
-            self._shares = shares_of(self.spec.shapes, count, is_whole)
+            self._shares = shares_of(
+                self.spec.shapes, count, exchange.declared.whole_tensors
+            )
             self._place = self.spec.rank % count
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.chooser: Chooser | None = chooser_of(exchange)

@@ -183,8 +183,7 @@ class Message(KeptState):
         """Gathers and encodes the tensor ``name`` before the others."""
         encoder, place = self._gathered_ahead(name, grads, copying)
         state, residual_N = encoder_state(self.state)
-        grad_N = self.buffer.flat_N
-        encoder.encode_ahead(self.member, state, place, grad_N, residual_N)
+        encoder.encode_ahead(self.member, state, place, self.buffer.flat_N, residual_N)
 
     def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
         """``encode_ahead`` of a gradient on a device, by the host; see `Offload`.
@@ -193,8 +192,9 @@ class Message(KeptState):
         """
         encoder, place = self._gathered_ahead(name, grads, copying)
         state, residual_N = encoder_state(self.state)
-        grad_N = self.buffer.flat_N
-        yield from encoder.encode_on_host(self.member, state, place, grad_N, residual_N)
+        yield from encoder.encode_on_host(
+            self.member, state, place, self.buffer.flat_N, residual_N
+        )
 
     def _gathered_ahead(
         self, name: str, grads: Grads, copying: Copying

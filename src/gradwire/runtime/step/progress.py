@@ -49,9 +49,10 @@ class Progress:
         self.logs: list[Log] = []
         self.synchroniser = synchroniser
         self.recorder = recorder
-        synchroniser.undoes_skipped = scaler is not None and scaler.is_enabled()
-        self._params = dict(params)
+        self.params = dict(params)
+        """The exchanged parameters, by name."""
         self._scaler = scaler
+        synchroniser.undoes_skipped = self.knows_scaler
         self._names = {id(param): name for name, param in params}
         self._held: set[str] | None = None
         """The parameters that optimizers of this rank hold; None until it matters."""
@@ -264,7 +265,7 @@ class Progress:
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
         """Ends a step made by hand, or one that no optimizer holds; see `scaling`."""
-        names = set(self._params) if is_by_hand else self._unheld()
+        names = set(self.params) if is_by_hand else self._unheld()
         if names and self._is_between_passes():
             self.synchroniser.decide_by_means(names)
             self.on_decided()
@@ -275,11 +276,11 @@ class Progress:
         An optimizer may take its first step later than others, so all optimizers are
         looked at.
         """
-        unknown = set(self._params).difference(*self.synchroniser.known)
+        unknown = set(self.params).difference(*self.synchroniser.known)
         if unknown and self._held is None:
             ids = held_by_optimizers()
             self._held = {
-                name for name, param in self._params.items() if id(param) in ids
+                name for name, param in self.params.items() if id(param) in ids
             }
         return unknown.difference(self._held or ())
 
@@ -308,7 +309,7 @@ class Progress:
     def _put(self, arrived: set[str], start_s: float) -> None:
         synchroniser = self.synchroniser
         for name in arrived:
-            put_grad(self._params[name], synchroniser.mean(name))
+            put_grad(self.params[name], synchroniser.mean(name))
         self.record_wait(start_s, wall_clock())
         self.end_step()
 

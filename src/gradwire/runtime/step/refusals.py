@@ -258,8 +258,11 @@ def shown_as_around(name: str) -> InvalidSetting:
 
 def _given_to(ddp: DistributedDataParallel, inner: nn.Module) -> set[int]:
     """Ids of the parameters in ``inner`` that ``ddp`` exchanges."""
-    ignored = ddp.parameters_to_ignore
-    params = [p for name, p in inner.named_parameters() if name not in ignored]
+    params = [
+        p
+        for name, p in inner.named_parameters()
+        if name not in ddp.parameters_to_ignore
+    ]
     return {id(p) for p in (*params, *ddp._delay_all_reduce_params) if p.requires_grad}
 
 

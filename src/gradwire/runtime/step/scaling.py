@@ -207,9 +207,7 @@ def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
             continue
         raise InvalidSetting(
             f"scaler was given, and {message.names[0]} has gradients of float16, which "
-            f"{exchange!r} takes without their scale: small ones would become 0; "
-            "keep parameters "
-            "in float32 and compute in autocast, as a GradScaler asks for, or "
-            "exchange them by "
-            "none or cast16"
+            f"{exchange!r} takes without their scale: small ones would become 0; keep "
+            "parameters in float32 and compute in autocast, as a GradScaler asks for, "
+            "or exchange them by none or cast16"
         )

@@ -32,7 +32,6 @@ from weakref import WeakSet
 import torch.distributed as dist
 from torch import Tensor
 
-from ...contract.spec import NamedParam
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
 from ..engine.engine import Engine
 from ..engine.plain import send
@@ -101,7 +100,8 @@ _shrinking: WeakSet[Shrinking] = WeakSet()
 class Shrinking:
     """The survival of one attached model.
 
-    ``make_messages`` makes the model's messages for other ranks. ``run`` notes who left
+    ``engine_of`` connects other ranks, and ``make_messages`` makes the model's messages
+    for them. ``run``  notes who left
     and who joined, by the ranks' numbers in the job. The engine ends with ``handle``.
     """
 
@@ -110,7 +110,7 @@ class Shrinking:
         handle: object,
         run: Run,
         progress: Progress,
-        params: list[NamedParam],
+        engine_of: Callable[[Membership], Engine],
         make_messages: Callable[[Membership], Sequence[Message]],
         undo: ExitStack,
         healing: Healing | None,
@@ -119,7 +119,8 @@ class Shrinking:
         self._handle = weakref.ref(handle)
         self._run = run
         self._progress = progress
-        self._params = params
+        self._params = [*progress.params.items()]
+        self._connect = engine_of
         self._make_messages = make_messages
         self._undo = undo
         engine = self._engine
@@ -450,17 +451,6 @@ class Shrinking:
             send(data, engine.world - 1, engine.routes.first_channel)
 
         return heal
-
-    def _connect(self, who: Membership) -> Engine:
-        old = self._engine
-        return Engine(
-            who,
-            num_channels=old.num_channels,
-            timeout=old.timeout,
-            on_span=self._progress.recorder.add,
-            checksums=old.routes.checksums,
-            bulk=old.bulk,
-        )
 
     def _connected(self, old: Engine, decision: Survivors) -> tuple[Engine, Group]:
         """A new engine, and a process group of torch.distributed, of the survivors."""

@@ -390,7 +390,7 @@ def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
     world = channel.size()
     match verb:
         case AllGather(out, buf) if _goes_in_rows(buf, channel):
-            return Rows(out.view(world, -1), buf.view(-1), channel)
+            return GatherInRows(out.view(world, -1), buf.view(-1), channel)
         case AllGather(out, buf):
             own = [buf.view(-1)] * world
             return _exchange(own, out.view(world, -1).unbind(), channel)
@@ -506,7 +506,7 @@ class Transfer:
         self.free()
 
 
-class Rows:
+class GatherInRows:
     """A gather under way in two hops: along this rank's row, then along its column.
 
     Ranks of a row follow one another, so what a row has gathered is one part.

@@ -1,5 +1,5 @@
 // The largest cosine coefficients of each chunk, and the way back. Definition: the torch reference
-// in cosines.py.
+// in _cosines.py.
 //
 // A chunk is a matrix in the first cache, and its transform is two products with matrices. A product
 // adds its terms in one order, and nothing contracts a product and a sum: the bits are the

@@ -1,5 +1,5 @@
 // exponents: the exponents of float32 or bfloat16 in codes of a few bits, all other bits as they are.
-// Definition: the torch reference in exponents.py.
+// Definition: the torch reference in _exponents.py.
 //
 // What is decoded came over a network, so nothing here trusts it: codes are read in a copy of their
 // block, with zeros behind it.

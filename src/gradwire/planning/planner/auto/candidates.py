@@ -104,8 +104,10 @@ class Blend:
         made = {DENSE: exchange_for(none())}
         if self.setting is not None:
             made[self.name] = exchange_of_setting(self.setting)
-        count = self.cluster.ranks_per_host
-        return {name: on_hosts(exchange, count) for name, exchange in made.items()}
+        return {
+            name: on_hosts(exchange, self.cluster.ranks_per_host)
+            for name, exchange in made.items()
+        }
 
     @cached_property
     def tariffs(self) -> dict[str, Tariff]:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_text
-from .span import Span, StepDensity, Trace
+from gradwire.contract.files import write_text
+from gradwire.contract.trace.span import Span, StepDensity, Trace
 
 TOUCHING_S = 1e-9
 """The overlap in seconds below which two spans follow each other, as sums of clock
