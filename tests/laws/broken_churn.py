@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from gradwire.exchange.rounds import (
-    Epoch,
+    RoundEpoch,
     FragmentOwner,
     Restart,
     Snapshot,
@@ -20,7 +20,7 @@ from tests.laws.churn_laws import Churn, WatchedLearner
 class MergesInAMinority(FragmentOwner):
     """Rounds close, however few ranks are left."""
 
-    def begin_epoch(self, epoch: Epoch, version: int, *, is_last: bool) -> None:
+    def begin_epoch(self, epoch: RoundEpoch, version: int, *, is_last: bool) -> None:
         super().begin_epoch(epoch._replace(is_quorate=True), version, is_last=is_last)
 
 
@@ -64,7 +64,7 @@ class WaitsForItsOldPush(WatchedLearner):
 class KeepsOldPushes(FragmentOwner):
     """An owner merges pushes of the epoch before, which ranks have taken back."""
 
-    def begin_epoch(self, epoch: Epoch, version: int, *, is_last: bool) -> None:
+    def begin_epoch(self, epoch: RoundEpoch, version: int, *, is_last: bool) -> None:
         pushes = self.pushes
         super().begin_epoch(epoch, version, is_last=is_last)
         self.pushes = pushes

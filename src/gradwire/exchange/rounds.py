@@ -323,7 +323,7 @@ Request = Push | Opening | Rest | Snapshot
 """A message to one rank, which a local step ends with."""
 
 
-class Epoch(NamedTuple):
+class RoundEpoch(NamedTuple):
     """The ranks that are in, from one loss or newcomer to the next."""
 
     number: int
@@ -336,10 +336,12 @@ class Epoch(NamedTuple):
     """The number of ranks in the last epoch whose rounds closed, and its first rank."""
 
     @classmethod
-    def of(cls, number: int, ranks: Iterable[int], basis: Sequence[int] = ()) -> Epoch:
+    def of(
+        cls, number: int, ranks: Iterable[int], basis: Sequence[int] = ()
+    ) -> RoundEpoch:
         """An epoch of these ranks; without ``basis``, the first of all.
 
-        >>> [Epoch.of(1, ranks, (5, 0)).is_quorate for ranks in ((0, 2, 3), (1, 4))]
+        >>> [RoundEpoch.of(1, ranks, (5, 0)).is_quorate for ranks in ((0, 2, 3), (1, 4))]
         [True, False]
         """
         ranks = tuple(sorted(ranks))
@@ -356,7 +358,7 @@ class Restart(NamedTuple):
     """Begins an epoch on a rank, between two of its local steps."""
 
     fragment: int
-    epoch: Epoch
+    epoch: RoundEpoch
     is_behind: bool
     """Whether this rank lacks merges, or has one that does not count."""
     behind: tuple[int, ...]
@@ -439,7 +441,7 @@ class FragmentOwner:
         self.codec = codec
         self.rules = rules
         self.version = 0
-        self.epoch = Epoch.of(0, range(world))
+        self.epoch = RoundEpoch.of(0, range(world))
         self.pushes: dict[int, Push] = {}
         """Pushes by rank that are in no merge yet."""
         self.closes_at_s: float | None = None
@@ -500,7 +502,7 @@ class FragmentOwner:
         self._is_open = True
         self.closes_at_s = inf
 
-    def begin_epoch(self, epoch: Epoch, version: int, *, is_last: bool) -> None:
+    def begin_epoch(self, epoch: RoundEpoch, version: int, *, is_last: bool) -> None:
         """Goes on after a round, with other ranks, which push anew.
 
         ``is_last`` says whether a round that takes all in has yet to close.
@@ -693,7 +695,7 @@ class FragmentLearner:
         self.is_behind = False
         """Whether it waits for a snapshot of merges that it lacks."""
         self._outer = outer
-        self._epoch = Epoch.of(0, [rank])
+        self._epoch = RoundEpoch.of(0, [rank])
         self._counted: Counter[int] = Counter()
         """The number of each rank's last push in a merge."""
         self._missed = 0
@@ -864,7 +866,9 @@ class FragmentLearner:
         if not self.is_behind:
             return False
         kept_N = self.learnt(param_N)
-        self._counted = Counter({rank: number for rank, number in snapshot.counted})
+        self._counted = Counter()
+        for rank, number in snapshot.counted:
+            self._counted[rank] = number
         counted = self._counted[self.rank]
         if self.pushed is not None and self.pushed.number <= counted:
             self._merge_push(kept_N)
@@ -982,7 +986,7 @@ class PartialRounds:
             for fragment, owner in enumerate(self.owner_of)
             if owner == rank
         }
-        self.epoch = Epoch.of(0, range(world))
+        self.epoch = RoundEpoch.of(0, range(world))
         if rank >= world:
             for learner in learners:
                 learner.version = NEVER
@@ -1031,7 +1035,7 @@ class PartialRounds:
                 return [] if is_old else owner.keep(message.rank, now_s)
 
     def row(self) -> list[int]:
-        """What this rank says of itself before an epoch, as whole numbers."""
+        """This rank's place in all rounds before an epoch, as whole numbers."""
         head = (self.epoch.number, self._last_quorate, *self.epoch.basis)
         return [*head, *self._eras, *self._arrived, *self.owner_of]
 
@@ -1042,7 +1046,7 @@ class PartialRounds:
         """
         number = 1 + max(row[0] for row in rows.values())
         _, _, *basis = max(rows.values(), key=lambda row: row[1])[:_HEAD]
-        self.epoch = Epoch.of(number, rows, basis)
+        self.epoch = RoundEpoch.of(number, rows, basis)
         if self.epoch.is_quorate:
             self._last_quorate = number
         self.awaited.clear()
@@ -1195,6 +1199,13 @@ class PartialRounds:
         self._arrived = [learner.version for learner in self.learners]
         for owner, of_owner in zip(self.owners.values(), saved["owners"], strict=True):
             owner.load(of_owner)
+
+    def go_on_from(self, loaded: PartialRounds) -> None:
+        """Takes the place of other rounds of the same rank, in their first epoch."""
+        self.learners = loaded.learners
+        self.owners = loaded.owners
+        self.step = loaded.step
+        self._arrived = loaded._arrived
 
     def _line(self, merge: Merge, learner: FragmentLearner) -> str:
         line = {

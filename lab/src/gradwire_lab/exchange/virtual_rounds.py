@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from gradwire.exchange.rounds import (
     Answer,
-    Epoch,
+    RoundEpoch,
     FragmentOwner,
     Merge,
     PartialRounds,
@@ -234,7 +234,7 @@ class VirtualClock:
         self.sent.append(message)
 
     def _arrive(
-        self, source: int, target: int, message: Request | Answer, epoch: Epoch
+        self, source: int, target: int, message: Request | Answer, epoch: RoundEpoch
     ) -> None:
         rounds = self.ranks[target].rounds
         is_cut = self.now_s > self._reaches_until_s[source]

@@ -16,7 +16,7 @@ Connect = Callable[..., Engine]
 """Makes an engine of a membership, with keywords of ``Engine``."""
 
 
-class Survivors(NamedTuple):
+class Successors(NamedTuple):
     """The ranks that go on, as their engine and their process group know them."""
 
     engine: Engine
@@ -27,7 +27,7 @@ class Survivors(NamedTuple):
 
 def go_on_without(
     old: Engine, failure: BaseException, connect: Connect, own: list[int]
-) -> Survivors:
+) -> Successors:
     """Connects the ranks that ``failure`` leaves, which all call it.
 
     ``own`` is the value that this rank announces. Raises ``failure`` where this rank
@@ -53,7 +53,7 @@ def go_on_without(
         # another rank is lost meanwhile, which the others may notice once connected
         return go_on_without(connect(who, num_channels=0), later, connect, own)
     try:
-        return Survivors(engine, _group_of(engine, who), values)
+        return Successors(engine, _group_of(engine, who), values)
     except RankFailed as later:
         return go_on_without(engine, later, connect, own)
 

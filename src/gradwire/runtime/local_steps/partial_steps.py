@@ -38,7 +38,7 @@ from ..state.table import copied
 from ..step.progress import Progress
 from ..transport.task_graph import wall_clock
 from ..transport.wire import as_on_a_lane
-from .going_on import Survivors
+from .going_on import Successors
 from .lock_step import LocalAttachment, LocalSteps, Rhythm
 from .mail import Note
 from .outer import Outer
@@ -180,7 +180,7 @@ class PartialSteps(LocalSteps):
             )
         this = weakref.ref(self)
 
-        def on_epoch(left: Survivors) -> None:
+        def on_epoch(left: Successors) -> None:
             if (handle := this()) is not None:
                 handle._begin_epoch(left)
 
@@ -213,7 +213,7 @@ class PartialSteps(LocalSteps):
 
         return PartialRounds(rank, world, learners, make_owner, tape)
 
-    def _begin_epoch(self, left: Survivors) -> None:
+    def _begin_epoch(self, left: Successors) -> None:
         """Notes who has left; called in the thread of the rounds."""
         engine = left.engine
         gone = tuple(sorted({*self._engine.who.numbers} - {*engine.who.numbers}))
@@ -419,9 +419,8 @@ class PartialSteps(LocalSteps):
 
         def put_in_place() -> None:
             put_others()
-            self._rounds.learners = loaded.learners
-            self._rounds.owners = loaded.owners
-            self._local_step = self._rounds.step = loaded.step
+            self._rounds.go_on_from(loaded)
+            self._local_step = loaded.step
             self._counted_from = loaded.step
 
         return put_in_place

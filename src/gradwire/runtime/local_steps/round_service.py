@@ -33,7 +33,7 @@ from ...exchange.rounds import (
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
 from ..transport.wire import as_on_a_lane, in_background
-from .going_on import Connect, Survivors, go_on_without
+from .going_on import Connect, Successors, go_on_without
 from .mail import NAME, Drained, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5
@@ -57,7 +57,7 @@ class RoundService:
         engine: Engine,
         rounds: PartialRounds,
         connect: Connect | None = None,
-        on_epoch: Callable[[Survivors], object] = lambda left: None,
+        on_epoch: Callable[[Successors], object] = lambda left: None,
     ) -> None:
         self.rounds = rounds
         self._connect = connect
