@@ -17,6 +17,7 @@ from itertools import accumulate
 import torch
 
 from gradwire.compress.onebit import onebit
+from gradwire.contract import Compressor
 from gradwire.contract.spec import TensorSpec
 from gradwire.planning.data.fit import LineFit
 from gradwire_lab.planning.sparse_fusion import arrivals
@@ -53,7 +54,7 @@ def measured_line() -> LineFit:
     """The seconds of an encode with error feedback: the least of many, as cores may be
     shared.
     """
-    codec = onebit()
+    codec: Compressor = onebit()
     least_s = []
     for numel in SIZES:
         grad_N = torch.randn(numel)

@@ -45,6 +45,7 @@ ANY_NAME = re.compile(r"<\w+>|NAME|\*")
 
 ELSEWHERE = {
     "own.py": "a reader's own file",
+    "data.py": "a reader's own file",
     "FILE.py": "a reader's own file",
     "cluster.json": "a file that a command writes",
     "plan.json": "a file that a reader writes",

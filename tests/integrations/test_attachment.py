@@ -125,7 +125,7 @@ def test_ranks_find_what_as_many_or_more_have_saved(
         assert "cannot be read (rank 1: " in reported
     two.run(saved, str(tmp_path / "0"))
     for _, reported, _ in two.run(loaded, str(tmp_path / "{rank}")):
-        assert "ranks [1] find no state" in reported
+        assert "rank 1: it finds none" in reported
     for _, reported, heard in two.run(loaded, str(tmp_path / "nobody's")):
         assert not reported
         assert sum("holds no state" in line for line in heard) == 1

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from gradwire.exchange.rounds import (
-    RoundEpoch,
     FragmentOwner,
     Restart,
+    RoundEpoch,
     Snapshot,
 )
 from tests.laws import churn_laws as laws

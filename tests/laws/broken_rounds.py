@@ -228,7 +228,7 @@ class DropsEarlierPushes(FragmentOwner):
 
     def begin_last(self) -> None:
         super().begin_last()
-        self._earlier = {}
+        self.pushes = {}
 
 
 class LoadsNoResidual(FragmentLearner):

@@ -48,7 +48,9 @@ def test_a_thousand_random_cases_keep_the_laws(first: int) -> None:
     )
 )
 def test_what_is_told_arrives(rows: list[tuple[int, ...]]) -> None:
-    assert [*unpacked_rows(packed_rows(rows))] == rows
+    data = packed_rows(rows)
+    assert [*unpacked_rows(data)] == rows
+    assert [*unpacked_rows(data + data)] == rows, "what lies behind does not count"
 
 
 def test_transfers_of_a_layer_take_five_bytes_each() -> None:

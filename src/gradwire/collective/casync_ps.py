@@ -183,11 +183,8 @@ def _push_in_rounds(aggregator: Aggregator) -> Steps[None]:
     """Encodes for the next round and merges the last one's, beside each round."""
     me = aggregator.me
     rounds = distances(1, me.world)
-    around = [[(me.rank + d) % me.world for d in away] for away in rounds]
-    targets = [
-        [rank for rank in ranks if rank in aggregator.others] for ranks in around
-    ]
-    sources = [[(me.rank - d) % me.world for d in away] for away in rounds]
+    around = [(me.rank + away[0]) % me.world for away in rounds]
+    targets = [[rank] if rank in aggregator.others else [] for rank in around]
     ahead = targets if aggregator.codec.traits.exact_size else [aggregator.others]
     if ahead[0]:
         yield aggregator.encoding(ahead[0])
@@ -214,7 +211,7 @@ def _push_in_rounds(aggregator: Aggregator) -> Steps[None]:
             ),
             *beside,
         )
-        come = sources[number]
+        come = [(me.rank - away[0]) % me.world]
     if aggregator.serves:
         yield aggregator.merging(come, announced, into)
 

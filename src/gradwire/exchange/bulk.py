@@ -102,8 +102,8 @@ def packed_rows(rows: Iterable[Sequence[int]]) -> bytes:
 
 
 def unpacked_rows(data: bytes) -> Iterator[tuple[int, ...]]:
-    """The rows in some bytes."""
-    return _ROW.iter_unpack(zlib.decompress(data, _RAW))
+    """The rows at the front of some bytes; deflate knows its end."""
+    return _ROW.iter_unpack(zlib.decompressobj(_RAW).decompress(data))
 
 
 class Coordinator:

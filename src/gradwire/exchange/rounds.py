@@ -341,8 +341,10 @@ class RoundEpoch(NamedTuple):
     ) -> RoundEpoch:
         """An epoch of these ranks; without ``basis``, the first of all.
 
-        >>> [RoundEpoch.of(1, ranks, (5, 0)).is_quorate for ranks in ((0, 2, 3), (1, 4))]
-        [True, False]
+        >>> RoundEpoch.of(1, (0, 2, 3), (5, 0)).is_quorate
+        True
+        >>> RoundEpoch.of(1, (1, 4), (5, 0)).is_quorate
+        False
         """
         ranks = tuple(sorted(ranks))
         own = (len(ranks), ranks[0])
@@ -377,6 +379,9 @@ class OuterStep(Protocol):
     def take_over(self, payload_B: Tensor) -> None:
         """Puts what another rank has ``packed`` in this one's place."""
 
+
+Rows = Sequence[Tensor] | Mapping[int, Tensor]
+"""The flat parameters of each fragment."""
 
 # ---- one rank -----------------------------------------------------------------------
 
@@ -451,10 +456,8 @@ class FragmentOwner:
         self.sync_s = 0.0
         """Seconds that the last merge took to all ranks."""
         self._away: set[int] = set()
-        self._resting: set[int] = set()
-        """The ranks that push nothing in the last round."""
-        self._earlier: dict[int, Push] = {}
-        """Pushes from before the last round, which ranks may leave as they are."""
+        self._heard: set[int] | None = None
+        """The ranks that have sent their rest for the last round; None before it."""
         self._is_open = False
         self._opened_s = 0.0
         self._numbers: Counter[int] = Counter()
@@ -472,6 +475,8 @@ class FragmentOwner:
             return []
         self._numbers[push.rank] = push.number
         self._taken[push.rank] = push.version
+        if self._heard is not None:
+            self._heard.add(push.rank)
         self._measure(push, now_s)
         self.pushes[push.rank] = push
         return self.open(push.version, now_s) if push.opens else self._closing(now_s)
@@ -497,8 +502,7 @@ class FragmentOwner:
 
     def begin_last(self) -> None:
         """Opens a round that takes all ranks in, once each has sent its ``rest``."""
-        self._earlier = self.pushes
-        self.pushes = {}
+        self._heard = set()
         self._is_open = True
         self.closes_at_s = inf
 
@@ -512,18 +516,17 @@ class FragmentOwner:
         self.come_back()
         self._pushed_s = {}
         self._paces_s = {}
-        self._resting = set()
+        self.pushes = {}
         self.begin_last()
-        self._earlier = {}
         if not is_last:
+            self._heard = None
             self._is_open = False
             self.closes_at_s = None
 
     def keep(self, rank: int, now_s: float) -> list[Answer]:
-        """Takes a rank's push of before the last round in, if there is one."""
-        self._resting.add(rank)
-        if rank in self._earlier:
-            self.pushes[rank] = self._earlier[rank]
+        """Leaves a rank's push of before the last round in it, if there is one."""
+        assert self._heard is not None, "a rank rests in a last round"
+        self._heard.add(rank)
         return self._closing(now_s)
 
     @property
@@ -556,7 +559,7 @@ class FragmentOwner:
     @property
     def _present(self) -> set[int]:
         """The ranks that need not be waited for."""
-        return self.pushes.keys() | self._away | self._resting
+        return self.pushes.keys() | self._away if self._heard is None else self._heard
 
     def _grace_s(self, now_s: float) -> float:
         if self.rules.grace_s is not None:
@@ -578,7 +581,7 @@ class FragmentOwner:
             push for push, entry in zip(pushes, entries, strict=True) if entry.weight
         ]
         self.pushes = {}
-        self._resting = set()
+        self._heard = None
         self.closes_at_s = None
         self._is_open = False
         self.version += 1
@@ -640,7 +643,7 @@ class FragmentOwner:
         self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
         self._is_open = saved["is_open"]
         if self._has_quorum:
-            self.closes_at_s = 0.0
+            self.closes_at_s = self._grace_s(0.0)
         self.codec.load(saved["codec"])
 
 
@@ -1096,7 +1099,7 @@ class PartialRounds:
         """The merges of own rounds that close now."""
         return [answer for owner in self.owners.values() for answer in owner.due(now_s)]
 
-    def border(self, params: Sequence[Tensor], tokens: int = 0) -> list[Request]:
+    def border(self, params: Rows, tokens: int = 0) -> list[Request]:
         """Ends a local step of so many tokens: takes merges in, then pushes.
 
         ``params`` are the flat parameters of each fragment, which merges change.
@@ -1112,7 +1115,7 @@ class PartialRounds:
                 requests.append(learner.opening())
         return requests
 
-    def settle(self, params: Sequence[Tensor]) -> list[Request]:
+    def settle(self, params: Rows) -> list[Request]:
         """Takes in what has come, between two local steps.
 
         Returns what an epoch that has begun asks for.
@@ -1148,7 +1151,7 @@ class PartialRounds:
         """Whether this rank has yet to get the run's anchors, before its first step."""
         return any(learner.version == NEVER for learner in self.learners)
 
-    def push_early(self, params: Sequence[Tensor]) -> list[Request]:
+    def push_early(self, params: Rows) -> list[Request]:
         """Pushes what no push has yet, before this rank waits for the last rounds."""
         requests = self.settle(params)
         requests += [
@@ -1158,7 +1161,7 @@ class PartialRounds:
         ]
         return requests
 
-    def begin_last(self, params: Sequence[Tensor]) -> list[Request]:
+    def begin_last(self, params: Rows) -> list[Request]:
         """Begins a round of each fragment that takes all in; returns this rank's rest.
 
         All ranks call it when no message is on its way. After these rounds parameters

@@ -38,6 +38,7 @@ The function gets the DDP model and the framework's optimizer: a recipe such as
 ``gw.recipes.diloco``, or ``partial(gw.local_steps, exchange="uniform", every=20)``.
 """
 _log = logging.getLogger("gradwire")
+_NOTHING = "it finds none"
 
 
 @dataclass
@@ -74,21 +75,17 @@ class FrameworkAttachment:
         options: Options | None = None,
         failure: FailurePolicy | None = None,
     ) -> None:
+        given = {"mesh": mesh, "options": options, "failure": failure}
         settings: dict[str, Any] = {
-            "mesh": mesh,
-            "options": options,
-            "failure": failure,
+            name: value for name, value in given.items() if value is not None
         }
         self._attach: Callable[..., Any]
-        self._is_local = False
+        self.is_local = False
         if callable(exchange) and not isinstance(
             exchange, Exchange | Compressor | type
         ):
-            self._is_local = True
-            asked = {
-                name: value for name, value in settings.items() if value is not None
-            }
-            self._attach = partial(exchange, **asked)
+            self.is_local = True
+            self._attach = partial(exchange, **settings)
         else:
             settings |= {"exchange": exchange, "scaler": scaler}
             self._attach = partial(attach, **settings)
@@ -165,7 +162,7 @@ class FrameworkAttachment:
         """
         record = self._of(model.module)
         record.ddp = model
-        if not self._is_local:
+        if not self.is_local:
             self._start(record, model)
         for optimizer in self._optimizers:
             self._start_local(record, optimizer)
@@ -175,7 +172,7 @@ class FrameworkAttachment:
 
         Under local steps its model's steps begin.
         """
-        if self._is_local:
+        if self.is_local:
             self._optimizers = [
                 known for known in self._optimizers if known is not optimizer
             ]
@@ -228,12 +225,36 @@ class FrameworkAttachment:
         Nothing happens without local steps, or if no rank has made one since the last
         call.
         """
-        for handle in self.handles if self._is_local else ():
+        for handle in self.handles if self.is_local else ():
             handle.end_period()  # type: ignore[attr-defined]
 
-    def put(self, states: Sequence[dict[str, Any]]) -> None:
-        """Loads a state into each handle, in the order of ``handles``."""
-        for handle, state in zip(self.handles, states, strict=True):
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The state of all ranks, for one file; all ranks call it.
+
+        A period of local steps ends before.
+
+        Returns:
+            On rank 0 what ``gather_state`` of each handle returns.
+        """
+        self.end_period()
+        return [handle.gather_state() for handle in self.handles]
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        """Loads the state of all models that are attached; all ranks call it.
+
+        Args:
+            states: What ``state_dict`` returned on rank 0, once there are handles.
+
+        Raises:
+            InvalidSetting: Other models are attached.
+        """
+        handles = self.handles
+        if len(states) != len(handles):
+            raise InvalidSetting(
+                f"the checkpoint holds the state of {len(states)} models and "
+                f"{len(handles)} are attached; attach to the same models"
+            )
+        for handle, state in zip(handles, states, strict=True):
             handle.load_state_dict(state)
 
     def _of(self, module: nn.Module) -> _Held:
@@ -276,36 +297,26 @@ class FrameworkAttachment:
         states = []
         for place, handle in enumerate(self.handles):
             loaded = None
-            damage = ""
+            report = _NOTHING
             try:
                 loaded = _read(Path(folder), place, handle)
             except Exception as error:  # the others would wait for this rank
-                damage = f"{type(error).__name__}: {error}"
-            announced = values_of_all((loaded is not None, damage), handle.group)
-            if bad := [
-                f"rank {rank}: {text}"
-                for rank, (_, text) in enumerate(announced)
-                if text
-            ]:
-                raise InvalidSetting(
-                    f"the state of gradwire in {folder} cannot be read "
-                    f"({'; '.join(bad)}); load an "
-                    "undamaged checkpoint, with every rank's file in reach"
-                )
-            lacking = [
-                rank for rank, (is_found, _) in enumerate(announced) if not is_found
-            ]
-            if len(lacking) == handle.world_size:
+                report = f"{type(error).__name__}: {error}"
+            announced = values_of_all("" if loaded else report, handle.group)
+            if all(text == _NOTHING for text in announced):
                 warn_of_no_state(folder)
                 return
-            if lacking:
+            bad = [
+                f"rank {rank}: {text}" for rank, text in enumerate(announced) if text
+            ]
+            if bad or loaded is None:
                 raise InvalidSetting(
-                    f"ranks {lacking} find no state of gradwire in {folder}, and "
-                    "others do; let every rank reach the files that it has saved"
+                    f"the state of gradwire in {folder} cannot be read "
+                    f"({'; '.join(bad)}); save on all ranks, and load an "
+                    "undamaged checkpoint, with every rank's file in reach"
                 )
-            assert loaded is not None
             states.append(loaded)
-        self.put(states)
+        self.load_state_dict(states)
 
 
 def _name(place: int, rank: int | str, world: int | str) -> str:

@@ -1,8 +1,6 @@
 """Lightning: ``GradwireStrategy(exchange)``, and Fabric's ``GradwireFabric``.
 
-The state of all ranks lies in Lightning's one checkpoint, under the key "gradwire".
-With Fabric save ``strategy.attachment.handle.gather_state()`` beside the model, and
-hand it to the handle's ``load_state_dict``, both on all ranks.
+The state of all ranks lies in the framework's one checkpoint, under the key "gradwire".
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..errors import InvalidSetting, NotInstalled
+from ..errors import NotInstalled
 from ..runtime.settings import FailurePolicy, Options
 from .framework_attachment import AnyExchange, FrameworkAttachment, warn_of_no_state
 
@@ -83,6 +81,9 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
             self.attachment.take(optimizer)
+        if self.attachment.is_local:
+            # Ranks would wait for rank 0 in each batch. Each still sees its own signal.
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._load()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -101,9 +102,7 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
     ) -> None:
         """Adds the state of all ranks to what Lightning saves; all ranks come here."""
         if self.attachment.handles:
-            checkpoint[_KEY] = [
-                handle.gather_state() for handle in self.attachment.handles
-            ]
+            checkpoint[_KEY] = self.attachment.state_dict()
         super().save_checkpoint(checkpoint, *args, **others)
 
     def load_checkpoint(self, *args: Any, **others: Any) -> dict[str, Any]:
@@ -120,19 +119,15 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
             return
         states = self._resumed
         self._resumed = None
-        handles = self.attachment.handles
-        if len(states) != len(handles):
-            raise InvalidSetting(
-                f"the checkpoint holds the state of {len(states)} models and "
-                f"{len(handles)} are attached; attach to the same models"
-            )
-        self.attachment.put(states)
+        self.attachment.load_state_dict(states)
 
 
 class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
     """Fabric's DDP strategy with an exchange.
 
-    Save ``strategy.attachment.handle.gather_state()`` by hand, on all ranks.
+    All ranks' state lies in the checkpoint that ``fabric.save`` writes. A period of
+    local steps ends before. ``fabric.load`` into a dict loads it, after
+    ``fabric.setup``.
 
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of
@@ -156,3 +151,18 @@ class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
         self.attachment.take(optimizer)
         made: Optimizer = super().setup_optimizer(optimizer)
         return made
+
+    def save_checkpoint(self, path: Any, state: Any, **others: Any) -> None:
+        """Adds the state of all ranks to what Fabric saves; all ranks come here."""
+        super().save_checkpoint(path, {_KEY: self.attachment, **state}, **others)
+
+    def load_checkpoint(self, path: Any, state: Any = None, **others: Any) -> Any:
+        """Loads the state of all ranks, too, if ``state`` is a dict of objects."""
+        # with that key a loop loads by itself
+        adds = isinstance(state, dict) and _KEY not in state
+        if adds:
+            state[_KEY] = self.attachment
+        rest = super().load_checkpoint(path, state, **others)
+        if adds:
+            del state[_KEY]
+        return rest

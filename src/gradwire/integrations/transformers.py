@@ -11,6 +11,7 @@ each rank.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ try:
     from transformers.trainer_utils import get_last_checkpoint
 except ModuleNotFoundError as error:
     raise NotInstalled(__name__, "transformers", "frameworks") from error
+
+_log = logging.getLogger("gradwire")
 
 
 def hook_trainer(
@@ -67,6 +70,11 @@ def hook_trainer(
         exchange, accelerator.scaler, mesh, options, failure
     )
     hook_accelerator(accelerator, attachment)
+    if attachment.is_local and trainer.args.average_tokens_across_devices:
+        _log.warning(
+            "TrainingArguments(average_tokens_across_devices=True), the default, has "
+            "ranks wait for each other in each step of a language model; pass False"
+        )
     keeper = _Keeper(attachment)
     trainer.add_callback(keeper)
     train = trainer.train

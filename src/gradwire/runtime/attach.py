@@ -386,9 +386,10 @@ class Attachment:
                 f"one of {grid.who.world} ranks",
                 "name another",
             )
+        is_idle = self.quorum is not None or self.is_left_to_ddp(messages)
         self.engine_of = engine_of = partial(
             Engine,
-            num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
+            num_channels=0 if is_idle else settings.channels,
             timeout=settings.failure.timeout,
             on_span=recorder.add,
             shards=grid.shards,
@@ -410,6 +411,8 @@ class Attachment:
                 self.backend = connect(engine, backend, networks, messages)
             is_ddp = isinstance(self.model, DistributedDataParallel)
             if newcomer is None and engine.world > 1 and not is_ddp:
+                if is_idle:
+                    engine.open_beside("attach", engine.timeout)
                 engine.broadcast(_unequal(self._shared(), engine))
             warn_of_pairs(
                 Facts(self.model, self.params, settings, self.way, self.optimizer)

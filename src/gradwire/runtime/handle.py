@@ -292,8 +292,9 @@ class Handle:
         names begin with "gradwire/". With residuals, ``residual_norm`` and
         ``gradient_norm`` are norms of the row's step. One warning is given if the
         residual grows much faster than the gradient. Under ``local_steps`` a step is an
-        exchange. If ``to`` raises, its log ends with a warning, and training goes on. A
-        further call adds a log; with the same ``to`` it only sets ``every``.
+        exchange; with a quorum it is a local step, and rows have no norms. If ``to``
+        raises, its log ends with a warning, and training goes on. A further call adds a
+        log; with the same ``to`` it only sets ``every``.
 
         Args:
             to: TensorBoard's ``SummaryWriter``; a wandb run; a ``Meter`` of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import math
 import os
 import signal
@@ -16,7 +17,8 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -40,6 +42,7 @@ from gradwire.exchange.rounds import (
     Snapshot,
     codec_for_rounds,
 )
+from gradwire.runtime.local_steps import round_service
 from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.mail import (
     Drained,
@@ -269,10 +272,20 @@ KEPT: tuple[dict[str, Any], ...] = (
 )
 
 
-def resumed(rank: int, world: int) -> list[tuple[str, str, int, int]]:
-    """The number of pushes that wait at owners when a state is saved, and two ends."""
+class Resumed(NamedTuple):
+    """Digests before the end of the period, in both runs, and after it."""
+
+    befores: list[tuple[str, str]]
+    ends: list[str]
+    step: int
+    num_waiting: int
+    """Pushes that wait at owners when a state is saved."""
+
+
+def resumed(rank: int, world: int) -> list[Resumed]:
     found = []
     for settings in KEPT:
+        befores = []
         ends = []
         net, optimizer, handle = prepared(**settings)
         in_turn(net, optimizer, handle, range(9))
@@ -285,6 +298,7 @@ def resumed(rank: int, world: int) -> list[tuple[str, str, int, int]]:
         owners = saved["gradwire"]["rounds"]["owners"]
         waiting = sum(len(owner["pushes"]) for owner in owners)
         in_turn(net, optimizer, handle, range(9, 18))
+        befores.append((digest(net), digest(handle.anchors().values())))
         handle.end_period()
         ends.append(digest(net))
         steps = handle.steps_of_all
@@ -294,21 +308,26 @@ def resumed(rank: int, world: int) -> list[tuple[str, str, int, int]]:
         optimizer.load_state_dict(saved["optimizer"])
         handle.load_state_dict(saved["gradwire"])
         in_turn(net, optimizer, handle, range(9, 18))
+        befores.append((digest(net), digest(handle.anchors().values())))
         handle.end_period()
         ends.append(digest(net))
         assert handle.steps_of_all == steps
-        found.append((*ends, handle.step, waiting))
+        found.append(Resumed(befores, ends, handle.step, waiting))
         handle.detach()
     return found
 
 
 @pytest.mark.multi
 def test_a_resumed_run_is_the_uninterrupted_one(two: Ranks) -> None:
+    """Bit for bit, until ranks come to the end of the period in any order."""
     first, second = two.run(resumed)
     for one, other in zip(first, second, strict=True):
-        assert len({*one[:2], *other[:2]}) == 1
-        assert (one[2], other[2]) == (27, 9)
-    assert sum(found[3] for found in (*first, *second)), "no push was under way"
+        for found in (one, other):
+            assert found.befores[0] == found.befores[1]
+        assert one.ends == other.ends
+        assert (one.step, other.step) == (27, 9)
+    waiting = [found.num_waiting for found in (*first, *second)]
+    assert sum(waiting), "no push was under way"
 
 
 def gathered(rank: int, world: int) -> tuple[list[str], str]:
@@ -442,23 +461,37 @@ def test_a_merge_that_comes_just_before_all_have_met_is_taken_in() -> None:
     handle.detach()
 
 
-def channel_after(rank: int, world: int) -> bool:
-    """Whether a detached handle keeps its channel."""
+class Opened(NamedTuple):
+    """What a handle has opened, and whether its channel stays after ``detach``."""
+
+    num_channels: int
+    threads: list[str]
+    is_kept: bool
+
+
+def opened(rank: int, world: int) -> Opened:
+    before = {*threading.enumerate()}
     _, _, handle = prepared()
-    mail = handle._service._mail
-    channel = weakref.ref(mail._channel)
-    del mail
+    num_channels = len(handle._engine.routes.all_channels())
+    names = [one.name for one in {*threading.enumerate()} - before]
+    channel = weakref.ref(handle._service._mail._channel)
     gc.disable()
     handle.end_period()
     handle.detach()
     is_kept = channel() is not None
     gc.enable()
-    return is_kept
+    threads = sorted(name for name in names if name.startswith("gradwire"))
+    return Opened(num_channels, threads, is_kept)
 
 
 @pytest.mark.multi
-def test_detach_gives_the_connections_back(two: Ranks) -> None:
-    assert two.run(channel_after) == [False, False]
+def test_only_what_rounds_use_is_opened_and_detach_gives_it_back(two: Ranks) -> None:
+    """One channel is for the parameters at the start, and one for the mail."""
+    for rank, found in enumerate(two.run(opened)):
+        assert found.num_channels == 2
+        assert not [n for n in found.threads if "communication" in n or "comp" in n]
+        assert f"gradwire rounds to {1 - rank}" in found.threads
+        assert not found.is_kept
 
 
 ENDS = """
@@ -598,7 +631,13 @@ MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"quorum": 2}, "quorum must be at most 1, the number of ranks, got 2"),
     ({"quorum": 0}, "quorum must be"),
     ({"grace": "soon"}, "grace must be 'adaptive' or seconds"),
+    ({"grace": None}, "grace must be 'adaptive' or seconds"),
     ({"grace": -1.0}, "grace must be seconds"),
+    ({"grace": math.nan}, "grace must be seconds, from 0, got nan; write 0"),
+    ({"grace": True}, "grace must be seconds, from 0, got True"),
+    ({"quorum": 1.5}, "quorum must be a whole number"),
+    ({"weights": None}, "weights must be equal or tokens or tokens_per_step"),
+    ({"weights": ["tokens"]}, "weights must be equal or tokens or tokens_per_step"),
     ({"weights": "steps"}, "weights must be equal or tokens or tokens_per_step"),
     ({"merge": "median"}, "merge must be mean or rda"),
     ({"delay": 1}, "delay must be 0 beside quorum="),
@@ -634,14 +673,84 @@ def test_weights_that_are_loaded_late_are_refused() -> None:
     net, optimizer, handle = prepared()
     train(net, optimizer, 0, range(2))
     net.load_state_dict(Net(1).state_dict())
-    with pytest.raises(RankFailed, match="loaded after the first local step"):
+    with pytest.raises(RankFailed, match="loaded between two local steps"):
         train(net, optimizer, 0, [2])
     handle.detach()
 
 
+def reloaded(rank: int, world: int) -> tuple[str, int, str, str]:
+    """All ranks load weights after the end of a period, and train on from there."""
+    net, optimizer, handle = prepared(fragments=2)
+    train(net, optimizer, rank, range(5 + 4 * rank))
+    handle.end_period()
+    net.load_state_dict(Net(1).state_dict())
+    handle.end_period()  # as a framework does at its end; nothing is learnt
+    start = digest(net)
+    train(net, optimizer, rank, range(6))
+    handle.end_period()
+    found = start, handle.steps_of_all, digest(net), digest(handle.anchors().values())
+    handle.detach()
+    return found
+
+
+@pytest.mark.multi
+def test_weights_may_be_loaded_where_all_ranks_have_met(two: Ranks) -> None:
+    first, second = two.run(reloaded)
+    assert first == second
+    start, steps, params, anchors = first
+    assert start == digest(Net(1))
+    assert steps == 5 + 9 + 12
+    assert params == anchors != start
+
+
+def test_rows_are_logged_with_a_quorum() -> None:
+    net, optimizer, handle = prepared()
+    rows: list[tuple[int, dict[str, float]]] = []
+    handle.log_to(lambda step, row: rows.append((step, row)), every=2)
+    train(net, optimizer, 0, range(5))
+    handle.detach()
+    assert [step for step, _ in rows] == [2, 4]
+    assert all("gradwire/wire_bytes_per_step" in row for _, row in rows)
+
+
+def waits(rank: int, world: int) -> list[str]:
+    """Rank 0 saves alone; rank 1 comes once rank 0 has said that it waits."""
+    net, optimizer, handle = prepared()
+    train(net, optimizer, rank, range(2))
+    heard: list[str] = []
+    if rank:
+        await_event("rank 0 has warned")
+        handle.end_period()
+    else:
+
+        def note(record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+            happens("rank 0 has warned")
+
+        log = logging.getLogger("gradwire")
+        handler = logging.Handler()
+        handler.emit = note  # type: ignore[method-assign]
+        log.addHandler(handler)
+        with patch.object(round_service, "_WARN_S", 0.0):
+            handle.end_period()
+        log.removeHandler(handler)
+    handle.detach()
+    return heard
+
+
+@pytest.mark.multi
+def test_a_rank_that_saves_alone_is_named(two: Ranks) -> None:
+    alone, other = two.run(waits)
+    assert not other
+    assert len(alone) == 1
+    assert alone[0].startswith("only ranks [0] have come to end_period() or a check")
+
+
 def test_a_recipe_takes_a_quorum() -> None:
     net = Net(0)
-    for recipe in (gw.recipes.diloco, gw.recipes.streaming_diloco):
+    begun: list[Any] = [gw.recipes.diloco, gw.recipes.streaming_diloco]
+    begun += [gw.recipes.lora, gw.recipes.muloco, gw.recipes.localsgd]
+    for recipe in begun:
         _, handle = recipe(net, quorum=1)
         assert isinstance(handle, PartialSteps)
         group = handle.outer.param_groups[0]

@@ -161,6 +161,7 @@ Body = Callable[[Loop], None]
 UNDER_NO_SYNC = "a later backward pass under no_sync"
 UNSEEN = "has a gradient that DistributedDataParallel did not average"
 CONVERTED = "was converted"
+STATIC_FIRST = "the first pass of a DistributedDataParallel with static_graph=True"
 STATIC = {"static_graph": True}
 UNUSED = {"find_unused_parameters": True}
 
@@ -179,6 +180,7 @@ MISTAKES: dict[str, tuple[Body, Any, dict[str, Any] | None, str]] = {
     "in double": (in_double, "none", {}, CONVERTED),
     "in double, topk": (in_double, "topk", {}, CONVERTED),
     "to and fro": (to_and_fro, "none", {}, CONVERTED),
+    "static, last averages": (last_averages, "none", STATIC, STATIC_FIRST),
 }
 """A step, an exchange, DDP's settings (None: a plain module), and what the error
 says.
@@ -203,7 +205,7 @@ RIGHT: dict[str, tuple[Body, Any, dict[str, Any] | None]] = {
     "in segments, topk": (in_segments, "topk", {}),
     "dropped": (dropped_then_averaged, "none", {}),
     "static": (plain, "none", STATIC),
-    "static, last averages": (last_averages_from_the_second_step, "none", STATIC),
+    "static, averages first": (last_averages_from_the_second_step, "none", STATIC),
 }
 
 
@@ -229,7 +231,10 @@ def trained(
     return num_steps, text
 
 
-FEW = ("plain, first averages", "by module", "two forwards", "in double, topk")
+FEW = (
+    *("plain, first averages", "by module", "two forwards", "in double, topk"),
+    "static, last averages",
+)
 """One mistake of each kind; each takes the half second in which ranks tell each
 other.
 """

@@ -385,9 +385,59 @@ def test_tensors_without_plain_values_are_refused() -> None:
 def test_quantised_and_sparse_tensors_are_refused() -> None:
     sparse = torch.eye(3).to_sparse()
     quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
-    for buffer in (sparse, quantised):
+    conjugate = torch.ones(3, dtype=torch.complex64).conj()
+    for buffer in (sparse, quantised, conjugate, conjugate.imag):
         said = refused(with_buffer(buffer))
         assert "odd must be a dense tensor of plain numbers" in said
+        assert "a plain attribute" in said
+    kept = nn.Linear(3, 2)
+    kept.odd = sparse  # type: ignore[assignment]
+    gw.attach(kept, DENSE).detach()
+
+
+def ddp_with_sparse_buffer(rank: int, world: int) -> list[int]:
+    found = []
+    for exchange in ("none", "topk"):
+        model = ddp(with_buffer(torch.eye(3).to_sparse()), broadcast_buffers=False)
+        with gw.attach(model, exchange) as handle:
+            model(torch.ones(1, 3)).sum().backward()
+            found.append(handle.step)
+    return found
+
+
+@pytest.mark.multi
+def test_buffers_of_a_ddp_model_are_left_to_ddp(two: Ranks) -> None:
+    assert two.run(ddp_with_sparse_buffer) == [[1, 1]] * 2
+
+
+def with_frozen_gradient(rank: int, world: int) -> list[Tensor]:
+    """A layer is frozen after a backward pass, as between two phases of a training."""
+    found = []
+    wraps: tuple[Callable[[nn.Module], nn.Module], ...] = (lambda model: model, ddp)
+    for wrap in wraps:
+        torch.manual_seed(0)
+        frozen = nn.Linear(3, 3)
+        trained = nn.Linear(3, 2)
+        model = nn.Sequential(frozen, trained)
+        inputs = torch.full((1, 3), rank + 1.0)
+        model(inputs).sum().backward()
+        stale: Any = frozen.weight.grad
+        before = stale.clone()
+        frozen.requires_grad_(False)
+        trained.zero_grad()
+        wrapped = wrap(model)
+        with gw.attach(wrapped, "none"):
+            wrapped(inputs).sum().backward()
+        assert torch.equal(stale, before)
+        mean: Any = trained.weight.grad
+        found.append(mean.clone())
+    return found
+
+
+@pytest.mark.multi
+def test_gradients_of_frozen_parameters_are_left_alone(two: Ranks) -> None:
+    one, other = two.run(with_frozen_gradient)
+    assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.multi

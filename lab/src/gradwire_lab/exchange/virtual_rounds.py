@@ -21,12 +21,12 @@ from torch.optim import Optimizer
 
 from gradwire.exchange.rounds import (
     Answer,
-    RoundEpoch,
     FragmentOwner,
     Merge,
     PartialRounds,
     Push,
     Request,
+    RoundEpoch,
     Snapshot,
 )
 from gradwire.runtime.engine.plain import packed, unpacked

@@ -36,6 +36,11 @@ _CONVERTED = (
     "was made, which averages its gradients no longer; convert the model first, then "
     "make the DDP model and attach it"
 )
+_STATIC = (
+    "the first pass of a DistributedDataParallel with static_graph=True is under "
+    "no_sync, where torch fails; let the first pass of all be outside of no_sync, or "
+    "leave static_graph out"
+)
 
 
 class BypassWatch:
@@ -88,6 +93,8 @@ class BypassWatch:
             return
         self._is_kept = not ddp.require_backward_grad_sync
         if self._is_kept:
+            if ddp.static_graph and not self._was_called:
+                raise self._progress.give_up(_STATIC)
             return
         if (places := self._looked_at()) != self._places:
             self._places = places

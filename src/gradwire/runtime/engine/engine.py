@@ -164,12 +164,6 @@ class Engine:
     """The last ranks, if these hold no model and only aggregate."""
     on_failure: Callable[[BaseException], None] | None = None
     """A function that is called with the first failure."""
-    on_loss: Callable[[Alarm], bool] | None = None
-    """A function that takes the loss of ranks, in any thread.
-
-    It returns whether the run goes on without them; then nothing fails here. Some
-    thread of the caller's has to call ``next_epoch``.
-    """
 
     def __init__(
         self,
@@ -261,16 +255,17 @@ class Engine:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
             self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
 
-    def open_beside(self, name: str) -> Channel:
+    def open_beside(self, name: str, timeout: timedelta = _ENDLESS) -> Channel:
         """A channel to all ranks that no message takes; all ranks call it.
 
-        Its receives may wait for as long as training goes on.
+        By default its receives may wait for as long as training goes on.
         """
         who = self.who.beside(name)
         [channel] = self.meanwhile(
-            "connect", lambda: open_channels(*who[:3], 1, _ENDLESS)
+            "connect", lambda: open_channels(*who[:3], 1, timeout)
         )
-        self.routes.groups[Among.RANKS].channels.append(channel)
+        group = RankGroup(*self.who[:3], [])
+        self.routes.groups.setdefault(Among.RANKS, group).channels.append(channel)
         return channel
 
     def open_to_servers(self, servers: int) -> None:
@@ -581,18 +576,9 @@ class Engine:
             if self._pulse is not None:
                 lingers = self._pulse.lingers or not in_step
                 alarm = self._pulse.raise_alarm(alarm, lingers=lingers)
-            return self._take(alarm, how)
+            self._fail(failure_of(alarm, self.who, how))
+        assert self._failure is not None
         return self._failure
-
-    def _take(self, alarm: Alarm, how: str) -> BaseException:
-        """Fails by an alarm, unless the run goes on without the ranks that it names.
-
-        Returns the error of the first failure, or of the alarm.
-        """
-        error = failure_of(alarm, self.who, how)
-        if self.on_loss is None or not alarm.ranks or not self.on_loss(alarm):
-            self._fail(error)
-        return self._failure or error
 
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
@@ -723,7 +709,7 @@ class Engine:
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._take(alarm, "announced by another rank")
+        self._fail(failure_of(alarm, self.who, "announced by another rank"))
 
     def _lose_store(self) -> None:
         # This rank ends. Ranks that ask later must not take it for the cause.

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 THREADS = "gradwire slots"
 """The name of the threads that wait for other ranks."""
-_SIZE_BYTES = 8
-_FRAME_BYTES = 2**19
-"""Room for what is told at once: its size, then its rows."""
+_FRAME_BYTES = 2**17
+"""Room for what is told at once: `MOST_TOLD` rows of 14 bytes, even if none shrinks."""
 
 
 class Slots:
@@ -258,9 +257,8 @@ class Slots:
         over(None)
 
     def _tell(self, rank: int, rows: Iterable[Sequence[int]]) -> Any:
-        """Sends rows behind their size."""
-        data = packed_rows(rows)
-        frame = bytearray(len(data).to_bytes(_SIZE_BYTES, "little") + data)
+        """Sends rows."""
+        frame = bytearray(packed_rows(rows))
         self.told_bytes += len(frame)
         return self._told.send([torch.frombuffer(frame, dtype=torch.uint8)], rank, 0)
 
@@ -268,5 +266,4 @@ class Slots:
         """The next rows that a rank tells."""
         frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8, device="cpu")
         self._told.recv([frame], rank, 0).wait()
-        size_bytes = int.from_bytes(bytes(frame[:_SIZE_BYTES].tolist()), "little")
-        return unpacked_rows(frame[_SIZE_BYTES:][:size_bytes].numpy().tobytes())
+        return unpacked_rows(frame.numpy().tobytes())

@@ -12,8 +12,7 @@ A run begins in epoch 0, with the ranks that attach. Each change begins the next
   next epoch has one rank more.
 
 The pulse then forgets the lost ranks, and listens for the alarm of the next epoch.
-``attach`` connects anew in each epoch, with new numbers. Local steps may keep their
-connections and numbers.
+``attach`` and local steps connect anew in each epoch, with new numbers.
 """
 
 from __future__ import annotations

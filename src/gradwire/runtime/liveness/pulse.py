@@ -41,7 +41,7 @@ STORE_PATIENCE_S = 30.0
 """Seconds that the store may take to answer while nothing else is wrong, as hosts
 migrate and links stall.
 """
-ENDED_S = 2 * PERIOD_S
+ENDED_S = 1.5 * PERIOD_S
 """The same seconds for a rank whose probe port refuses connections.
 
 A refused connection says by itself that the process has ended. A firewall may refuse

@@ -22,8 +22,9 @@ from ..engine.engine import rows_of_all
 from ..liveness.alarm import listed
 
 _REMEDY = (
-    "call end_period() on all ranks between the same two steps, and give all ranks as "
-    "many steps: where data are unequal, stop with the shortest"
+    "call end_period() on all ranks between the same two steps, as a framework's "
+    "checkpoint does (save on all ranks), and give all ranks as many steps: where data "
+    "are unequal, stop with the shortest, or pass quorum="
 )
 _LOAD_REMEDY = (
     "load the same weights on all ranks between the same two steps, and what each rank "

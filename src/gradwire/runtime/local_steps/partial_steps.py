@@ -46,9 +46,8 @@ from .round_service import RoundService
 
 _log = logging.getLogger("gradwire")
 _RELOAD = (
-    "weights were loaded after the first local step under quorum=, where ranks are at "
-    "different steps; call end_period() and detach() on all ranks, load the weights, "
-    "then call gw.local_steps again"
+    "weights were loaded between two local steps under quorum=, where ranks are at "
+    "different steps; call end_period() on all ranks just before"
 )
 
 
@@ -114,24 +113,15 @@ class Fragment:
             }
 
 
-class ParamRows(Sequence[Tensor]):
+class ParamRows(dict[int, Tensor]):
     """The rows of all fragments' parameters, each gathered when it is first read."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         self._fragments = fragments
-        self._rows: dict[int, Tensor] = {}
 
-    def __len__(self) -> int:
-        return len(self._fragments)
-
-    def __getitem__(self, fragment: Any) -> Any:
-        if fragment not in self._rows:
-            self._rows[fragment] = self._fragments[fragment].gathered()
-        return self._rows[fragment]
-
-    def put(self, fragment: int) -> None:
-        """Puts a fragment's row into its parameters."""
-        self._fragments[fragment].put(self[fragment])
+    def __missing__(self, fragment: int) -> Tensor:
+        self[fragment] = self._fragments[fragment].gathered()
+        return self[fragment]
 
 
 class PartialSteps(LocalSteps):
@@ -185,6 +175,8 @@ class PartialSteps(LocalSteps):
                 handle._begin_epoch(left)
 
         self._service = RoundService(self._engine, self._rounds, connect, on_epoch)
+        self._ended_at = 0
+        """The steps of all ranks when they last had the same parameters."""
         self._tokens = 0
         """Tokens of the local step under way."""
         self._counted_bytes = 0
@@ -280,7 +272,9 @@ class PartialSteps(LocalSteps):
         sent_bytes = self._service.sent_bytes
         costs = {"wire_bytes": sent_bytes - self._counted_bytes}
         self._counted_bytes = sent_bytes
-        self._progress.recorder.end_step(costs, wall_clock(), None)
+        progress = self._progress
+        progress.recorder.end_step(costs, wall_clock(), None)
+        progress.write(self._local_step)
 
     def _at_border(self, act: Callable[[ParamRows], Any]) -> Any:
         """The value of ``act`` of parameters, which it may change between two steps."""
@@ -291,7 +285,7 @@ class PartialSteps(LocalSteps):
             value = act(rows)
             for fragment, learner in enumerate(learners):
                 if learner.version != versions[fragment]:
-                    rows.put(fragment)
+                    self._flat[fragment].put(rows[fragment])
         return value
 
     def _settle(self) -> None:
@@ -329,12 +323,13 @@ class PartialSteps(LocalSteps):
         last = partial(getattr, self._rounds, "last_owners")
         self._service.wait_for(lambda: not last(), self._settle, needed=last)
         self._has_stepped = False
+        self._ended_at = self.steps_of_all
 
     def _take_loads(self) -> None:
         if not self._loads.may_be_pending:
             return
         loaded = self._loads.pending()
-        if loaded and self._local_step:
+        if loaded and self.steps_of_all != self._ended_at:
             raise self._engine.give_up(_RELOAD, step=self._local_step)
         self._loads.take(loaded, ())
         self._outer.restart(loaded)
@@ -352,6 +347,7 @@ class PartialSteps(LocalSteps):
         epoch = self._rounds.epoch
         return {
             **figures,
+            "averaged_by": "gradwire",
             "exchanges": sum(versions),
             "ranks": epoch.ranks,
             "has_quorum": epoch.is_quorate,
@@ -442,7 +438,7 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
             accepted = "0 beside quorum=, as a merge takes effect when it comes"
             raise invalid(name, value, accepted, "leave it out")
     grace = asked["grace"]
-    if isinstance(grace, str) and grace != "adaptive":
+    if grace is None or (isinstance(grace, str) and grace != "adaptive"):
         raise invalid("grace", grace, "'adaptive' or seconds, from 0", "leave it out")
     return Rules(
         quorum=asked["quorum"],

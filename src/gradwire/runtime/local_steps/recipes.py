@@ -38,7 +38,7 @@ from ...contract import Compressor, Exchange
 from ...errors import invalid
 from .local_steps import local_steps
 from .lock_step import LocalSteps
-from .outer import DILOCO, MakeOuter
+from .outer import DILOCO, PLAIN, MakeOuter
 
 _log = logging.getLogger("gradwire")
 
@@ -99,8 +99,7 @@ def localsgd(
     >>> handle.detach()
     """
     inner = optimizer or SGD(model.parameters(), lr, momentum=0.9)
-    settings = {"outer": partial(SGD, lr=1.0), **settings}
-    return inner, local_steps(model, inner, exchange, every=every, **settings)
+    return _started(PLAIN, model, inner, exchange, every, settings)
 
 
 def diloco(
@@ -139,8 +138,7 @@ def diloco(
     >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
-    settings = _with_outer(DILOCO, settings)
-    return inner, local_steps(model, inner, exchange, every=every, **settings)
+    return _started(DILOCO, model, inner, exchange, every, settings)
 
 
 def lora(
@@ -184,8 +182,7 @@ def lora(
     """
     adapters = [param for param in model.parameters() if param.requires_grad]
     inner = optimizer or AdamW(adapters, lr)
-    settings = {"outer": SLOWMO, **settings}
-    return inner, local_steps(model, inner, exchange, every=every, **settings)
+    return _started(SLOWMO, model, inner, exchange, every, settings)
 
 
 def streaming_diloco(
@@ -229,8 +226,8 @@ def streaming_diloco(
     inner = optimizer or _adamw(model, lr)
     if settings.get("quorum") is None:
         settings = {"delay": 5, "mixing": 0.5, **settings}
-    settings = {"fragments": 3, **_with_outer(STREAMING, settings)}
-    return inner, local_steps(model, inner, exchange, every=every, **settings)
+    settings = {"fragments": 3, **settings}
+    return _started(STREAMING, model, inner, exchange, every, settings)
 
 
 def muloco(
@@ -271,18 +268,24 @@ def muloco(
     >>> handle.detach()
     """
     inner = optimizer or MuonWithAdamW(model, lr)
-    settings = {"outer": SLOWMO, **settings}
-    return inner, local_steps(model, inner, exchange, every=every, **settings)
+    return _started(SLOWMO, model, inner, exchange, every, settings)
 
 
-def _with_outer(outer: MakeOuter, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the paper's outer optimizer, but for partial rounds.
+def _started(
+    outer: MakeOuter,
+    model: nn.Module,
+    inner: Optimizer,
+    exchange: Way,
+    every: int,
+    settings: dict[str, Any],
+) -> Started:
+    """Begins local steps with the recipe's outer optimizer, but for partial rounds.
 
     Its momentum makes the loss worse there (docs/measured.md).
     """
-    if settings.get("quorum") is not None:
-        return settings
-    return {"outer": outer, **settings}
+    if settings.get("quorum") is None:
+        settings = {"outer": outer, **settings}
+    return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
 def _adamw(model: nn.Module, lr: float) -> AdamW:

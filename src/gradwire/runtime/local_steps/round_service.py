@@ -13,6 +13,7 @@ on meanwhile. Messages of the connections before are dropped.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -38,6 +39,13 @@ from .mail import NAME, Drained, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5
 """Seconds between two looks whether the run has failed."""
+_WARN_S = 30.0
+"""Seconds until a rank warns that others do not come to a joint call."""
+_WAITING = (
+    "only ranks %s have come to end_period() or a checkpoint, and wait for the others "
+    "to make the same call; save a framework's checkpoint on all ranks"
+)
+_log = logging.getLogger("gradwire")
 _Event = Callable[[], None]
 
 
@@ -66,7 +74,7 @@ class RoundService:
         self._labels: Sequence[int] = range(engine.world)
         """The rounds' numbers of the engine's ranks."""
         self._failure: BaseException | None = None
-        """What ends this rank's run, although ranks may be lost."""
+        """The error that ends this rank's run, although ranks may be lost."""
         self._note: Note | None = None
         """This rank's note of a joint call that is not over."""
         self._num_met = 0
@@ -166,8 +174,10 @@ class RoundService:
     ) -> None:
         """Takes merges in until a condition holds.
 
-        Raises if one of the ``needed`` ranks leaves; None: all are needed.
+        Raises if one of the ``needed`` ranks leaves; None: all are needed, to come to a
+        joint call. If they do not come for long, that is warned of once.
         """
+        warns_at_s = time.monotonic() + _WARN_S
         while True:
             # read first: all that a rank has sent before it left is there by then
             left = set(self._left)
@@ -178,6 +188,9 @@ class RoundService:
             # where it holds only now, merges may have come since settle
             if not is_there():
                 self._check(left if needed is None else left & needed())
+                if needed is None and time.monotonic() >= warns_at_s:
+                    _log.warning(_WAITING, sorted({self._engine.rank, *self._notes}))
+                    warns_at_s = inf
                 self._news.wait(_LOOK_S)
                 self._news.clear()
 

@@ -381,11 +381,13 @@ class Log:
         """Whether a row is written at the end of this step."""
         return (step + 1) % self._every == 0
 
-    def write(self, step: int, messages: Sequence[Message]) -> bool:
-        """Writes the row of a step in which ``messages`` noted norms.
+    def goes_on(self, step: int, messages: Sequence[Message]) -> bool:
+        """Writes a row after ``step`` steps if it is due; returns whether that went.
 
-        Returns whether that went.
+        ``messages`` noted norms in the last of them.
         """
+        if step % self._every:
+            return True
         row = self._recorder.since(self._snapshot)
         del row["steps"]
         owed = []

@@ -230,7 +230,11 @@ class Progress:
         self._num_backward = max(self._num_backward, self.step)
         if looks or (logs and self.step >= _FIRST_LOOK):
             self._warn_of_residuals()
-        ended = [log for log in logs if not log.write(self.step, self._in_step)]
+        self.write(self.step)
+
+    def write(self, step: int) -> None:
+        """Writes rows into the logs where one is due; a log that fails ends."""
+        ended = [log for log in self.logs if not log.goes_on(step, self._in_step)]
         self.logs = [log for log in self.logs if log not in ended]
 
     def _warn_of_residuals(self) -> None:

@@ -133,7 +133,11 @@ def _refuse_in_backward(model: nn.Module) -> None:
         raise InvalidSetting(
             "attach was called during a backward pass; call it before the training loop"
         )
-    left = [name for name, p in model.named_parameters() if p.grad is not None]
+    left = [
+        name
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.grad is not None
+    ]
     if left:
         raise InvalidSetting(
             f"attach was called while {len(left)} parameters hold gradients "
@@ -318,7 +322,9 @@ def _is_fsdp(module: object) -> bool:
 def _refuse_odd_tensors(model: nn.Module) -> None:
     """Refuses tensors without values on this rank, which no message could carry."""
     is_ddp = isinstance(model, DistributedDataParallel)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    # DDP itself shares the buffers of its model
+    buffers = () if is_ddp else model.named_buffers()
+    for name, tensor in (*model.named_parameters(), *buffers):
         kind = type(tensor)
         is_plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
         if is_lazy(tensor):
@@ -344,12 +350,14 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
                 "one that holds values",
                 "give the model its values first (to_empty() and its initialisation)",
             )
-        if tensor.is_quantized or tensor.layout is not torch.strided:
+        is_conjugate = tensor.is_conj() or tensor.is_neg()
+        if is_conjugate or tensor.is_quantized or tensor.layout is not torch.strided:
             raise invalid(
                 name,
                 f"{tensor.dtype} in the layout {tensor.layout}",
-                "a dense tensor of plain numbers",
-                "call its dequantize() or to_dense()",
+                "a dense tensor of plain numbers, no conjugate",
+                "call its dequantize(), to_dense(), resolve_conj() or resolve_neg(), "
+                "or make it a plain attribute, which gradwire leaves alone",
             )
 
 
