@@ -79,11 +79,11 @@ class StepsByItsOwn(FragmentLearner):
         own = self.pushed
         if own is None or merge.version <= self.version:
             return super().take(merge, param_N)
-        step = self._step
         half_N = self.codec.decode(own.payload_B) / 2
-        self._step = lambda mean_N: step(mean_N / 2 + half_N)
+        step = self._outer.step
+        self._outer.step = lambda mean_N: step(mean_N / 2 + half_N)  # type: ignore[method-assign]
         is_new = super().take(merge, param_N)
-        self._step = step
+        self._outer.step = step  # type: ignore[method-assign]
         return is_new
 
 

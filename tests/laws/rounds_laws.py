@@ -36,9 +36,9 @@ from gradwire.exchange.rounds import (
 )
 from gradwire.runtime.state.table import copied
 from gradwire_lab.exchange.virtual_rounds import (
+    SteppedAnchor,
     VirtualClock,
     VirtualRank,
-    stepping,
 )
 from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import must, same_bits
@@ -192,26 +192,30 @@ class Run:
         work = working_dtype(own.dtype)
         params = []
         learners = []
-        owners = []
-        for fragment, numel in enumerate(NUMELS):
+
+        def codec_of(fragment: int) -> RoundCodec:
+            numel = NUMELS[fragment]
             spec = TensorSpec("fragment", numel, work, shapes=SHAPES[fragment])
+            return RoundCodec(own.codec, spec, rank, own.world)
+
+        def make_owner(fragment: int) -> FragmentOwner:
+            return own.owner(fragment, codec_of(fragment), self.rules, own.world)
+
+        for fragment, numel in enumerate(NUMELS):
             first_N = make_gradient("normal", numel, own.dtype, fragment)
             anchor_N = first_N.to(work, copy=True)
             learners.append(
                 own.learner(
                     rank,
                     fragment,
-                    RoundCodec(own.codec, spec, rank, own.world),
+                    codec_of(fragment),
                     self.rules,
                     anchor_N,
-                    stepping(anchor_N, own.outer),
+                    SteppedAnchor(anchor_N, own.outer),
                 )
             )
-            if fragment % own.world == rank:
-                codec = RoundCodec(own.codec, spec, rank, own.world)
-                owners.append(own.owner(fragment, codec, self.rules, own.world))
             params.append(first_N)
-        rounds = own.rounds(rank, learners, owners, self.tape.append)
+        rounds = own.rounds(rank, own.world, learners, make_owner, self.tape.append)
         return VirtualRank(rounds, params, partial(self._train, rank, params))
 
     def _train(self, rank: int, params: list[Tensor], step: int) -> int:
@@ -278,10 +282,8 @@ def law_nothing_learnt_is_lost(conditions: Conditions) -> None:
                 kept_N += push_N
                 size_N += push_N.abs()
                 means_N += entry.weight / total * push_N
-        _near(kept_N, learnt_N, size_N, "what was learnt is not what ranks and merges")
-        _near(
-            *_anchors_way(run, fragment, means_N), size_N, "merges are not in anchors"
-        )
+        near(kept_N, learnt_N, size_N, "what was learnt is not what ranks and merges")
+        near(*_anchors_way(run, fragment, means_N), size_N, "merges are not in anchors")
 
 
 def _anchors_way(run: Run, fragment: int, means_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,7 +296,7 @@ def _anchors_way(run: Run, fragment: int, means_N: Tensor) -> tuple[Tensor, Tens
     return way_N + owner.codec.residual_N.double(), means_N
 
 
-def _near(got_N: Tensor, want_N: Tensor, size_N: Tensor, what: str) -> None:
+def near(got_N: Tensor, want_N: Tensor, size_N: Tensor, what: str) -> None:
     """Element by element, to the roundings of float32 among all that was added up."""
     off_N = (got_N - want_N).abs()
     allowed_N = 4 * torch.finfo(torch.float32).eps * size_N + 1e-37

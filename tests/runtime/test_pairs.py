@@ -190,7 +190,7 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
         handle = gw.local_steps(
             model, optimizer, exchange, every=2, quorum=1, **keywords(**given)
         )
-    elif Feature.LOCAL_STEPS in features:
+    elif {Feature.LOCAL_STEPS, Feature.LOCK_STEP} & features:
         handle = gw.local_steps(
             model, optimizer, exchange, every=2, **keywords(**given)
         )

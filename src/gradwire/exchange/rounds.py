@@ -11,6 +11,12 @@ no merge yet. So a merge overwrites nothing. A push that comes too late for its 
 waits at the owner for the next one. If nobody opens that, the push's rank does, after
 ``every`` further steps.
 
+When ranks are lost or come, the others begin an epoch together. Rounds that were open
+begin anew: owners drop pushes, and ranks take theirs back. The next live rank that has
+a fragment's last merge takes the place of a lost owner. Ranks that lack merges get the
+anchor from the owner, bit for bit. Fewer than half of the ranks train on and merge
+nothing, as the others may do so elsewhere.
+
 Nothing here sends or waits. A driver carries messages, which arrive in order from one
 rank to another, and may arrive twice. ``gradwire_lab.exchange.virtual_rounds`` has a
 driver on a virtual clock.
@@ -24,11 +30,11 @@ Differences: ranks own fragments, so no process stands beside them. Payloads may
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -237,6 +243,9 @@ class Push(NamedTuple):
     steps: int
     tokens: int
     weight: float
+    epoch: int
+    missed: int
+    """Rounds that the rank had missed, so that its work is older than ``version``."""
     payload_B: Tensor
 
 
@@ -261,6 +270,7 @@ class Rest(NamedTuple):
 
     fragment: int
     rank: int
+    epoch: int
 
 
 class Contribution(NamedTuple):
@@ -292,8 +302,84 @@ class Merge(NamedTuple):
 
 Answer = Pull | Merge
 """A message of an owner, which all ranks get."""
-Request = Push | Opening | Rest
-"""A message to an owner."""
+
+
+class Snapshot(NamedTuple):
+    """An owner's anchor and its outer state, for a rank that lacks merges."""
+
+    fragment: int
+    rank: int
+    """The rank that it is for."""
+    epoch: int
+    version: int
+    steps: int
+    tokens: int
+    counted: list[list[int]]
+    """The number of the last push in a merge, by rank."""
+    payload_B: Tensor
+
+
+Request = Push | Opening | Rest | Snapshot
+"""A message to one rank, which a local step ends with."""
+
+
+class RoundEpoch(NamedTuple):
+    """The ranks that are in, from one loss or newcomer to the next."""
+
+    number: int
+    ranks: tuple[int, ...]
+    is_quorate: bool
+    """Whether rounds close: fewer than half of the ranks merge nothing, nor does one
+    rank that is left alone.
+    """
+    basis: tuple[int, int]
+    """The number of ranks in the last epoch whose rounds closed, and its first rank."""
+
+    @classmethod
+    def of(
+        cls, number: int, ranks: Iterable[int], basis: Sequence[int] = ()
+    ) -> RoundEpoch:
+        """An epoch of these ranks; without ``basis``, the first of all.
+
+        >>> RoundEpoch.of(1, (0, 2, 3), (5, 0)).is_quorate
+        True
+        >>> RoundEpoch.of(1, (1, 4), (5, 0)).is_quorate
+        False
+        """
+        ranks = tuple(sorted(ranks))
+        own = (len(ranks), ranks[0])
+        num_before, first = basis or own
+        spare = 2 * len(ranks) - num_before
+        has_half = spare == 0 and len(ranks) > 1 and ranks[0] == first
+        is_quorate = spare > 0 or has_half
+        basis = own if is_quorate else (num_before, first)
+        return cls(number, ranks, is_quorate, basis)
+
+
+class Restart(NamedTuple):
+    """Begins an epoch on a rank, between two of its local steps."""
+
+    fragment: int
+    epoch: RoundEpoch
+    is_behind: bool
+    """Whether this rank lacks merges, or has one that does not count."""
+    behind: tuple[int, ...]
+    """The ranks that this owner sends its anchor."""
+
+
+class OuterStep(Protocol):
+    """A fragment's outer optimizer."""
+
+    def step(self, mean_N: Tensor) -> None:
+        """Steps the anchor by a merged pseudo-gradient."""
+
+    def packed(self) -> Tensor:
+        """The bytes of the anchor and of the optimizer's state."""
+
+    def take_over(self, payload_B: Tensor) -> None:
+        """Puts what another rank has ``packed`` in this one's place."""
+
+
 Rows = Sequence[Tensor] | Mapping[int, Tensor]
 """The flat parameters of each fragment."""
 
@@ -360,6 +446,7 @@ class FragmentOwner:
         self.codec = codec
         self.rules = rules
         self.version = 0
+        self.epoch = RoundEpoch.of(0, range(world))
         self.pushes: dict[int, Push] = {}
         """Pushes by rank that are in no merge yet."""
         self.closes_at_s: float | None = None
@@ -373,9 +460,9 @@ class FragmentOwner:
         """The ranks that have sent their rest for the last round; None before it."""
         self._is_open = False
         self._opened_s = 0.0
-        self._numbers = [0] * world
+        self._numbers: Counter[int] = Counter()
         """The number of each rank's last push."""
-        self._taken = [0] * world
+        self._taken = dict.fromkeys(range(world), 0)
         """The last round that each rank has taken in, as far as its pushes say."""
         self._pushed_s: dict[int, float] = {}
         self._paces_s: dict[int, float] = {}
@@ -383,7 +470,8 @@ class FragmentOwner:
 
     def take(self, push: Push, now_s: float) -> list[Answer]:
         """Takes a push; returns what all ranks are to be sent."""
-        if push.number <= self._numbers[push.rank]:
+        is_old = push.number <= self._numbers[push.rank]
+        if is_old or push.epoch != self.epoch.number:
             return []
         self._numbers[push.rank] = push.number
         self._taken[push.rank] = push.version
@@ -410,13 +498,30 @@ class FragmentOwner:
     def come_back(self) -> None:
         """Expects pushes of all ranks again, which have taken all rounds in."""
         self._away.clear()
-        self._taken = [self.version] * len(self._taken)
+        self._taken = dict.fromkeys(self.epoch.ranks, self.version)
 
     def begin_last(self) -> None:
         """Opens a round that takes all ranks in, once each has sent its ``rest``."""
         self._heard = set()
         self._is_open = True
         self.closes_at_s = inf
+
+    def begin_epoch(self, epoch: RoundEpoch, version: int, *, is_last: bool) -> None:
+        """Goes on after a round, with other ranks, which push anew.
+
+        ``is_last`` says whether a round that takes all in has yet to close.
+        """
+        self.epoch = epoch
+        self.version = version
+        self.come_back()
+        self._pushed_s = {}
+        self._paces_s = {}
+        self.pushes = {}
+        self.begin_last()
+        if not is_last:
+            self._heard = None
+            self._is_open = False
+            self.closes_at_s = None
 
     def keep(self, rank: int, now_s: float) -> list[Answer]:
         """Leaves a rank's push of before the last round in it, if there is one."""
@@ -427,7 +532,7 @@ class FragmentOwner:
     @property
     def is_held(self) -> bool:
         """Whether no round closes now, as too many merges wait for a rank."""
-        silent = set(range(len(self._taken))) - self._present
+        silent = self._taken.keys() - self._present
         oldest = min((self._taken[rank] for rank in silent), default=self.version)
         return self.is_sending or self.version - oldest >= self.rules.most_waiting
 
@@ -435,7 +540,7 @@ class FragmentOwner:
         """The merge of the open round, if it is time to close it."""
         if self.closes_at_s is None or self.is_held:
             return []
-        if now_s < self.closes_at_s and len(self._present) < len(self._numbers):
+        if now_s < self.closes_at_s and len(self._present) < len(self.epoch.ranks):
             return []
         return [self.close()]
 
@@ -447,7 +552,9 @@ class FragmentOwner:
 
     @property
     def _has_quorum(self) -> bool:
-        return self._is_open and len(self._present) >= self.rules.quorum
+        quorum = min(self.rules.quorum, len(self.epoch.ranks))
+        may_close = self._is_open and self.epoch.is_quorate
+        return may_close and len(self._present) >= quorum
 
     @property
     def _present(self) -> set[int]:
@@ -493,9 +600,10 @@ class FragmentOwner:
         return Merge(self.fragment, self.version, tuple(entries), payload_B)
 
     def _entry(self, push: Push) -> Contribution:
-        age = self.version - push.version
+        age = self.version - push.version + push.missed
         most_age = self.rules.most_age
-        is_merged = most_age is None or age <= most_age
+        is_last = self.closes_at_s == inf
+        is_merged = most_age is None or age <= most_age or is_last
         return Contribution(
             rank=push.rank,
             number=push.number,
@@ -521,7 +629,7 @@ class FragmentOwner:
         """All that a checkpoint keeps, as plain values."""
         return {
             "version": self.version,
-            "numbers": self._numbers,
+            "numbers": dict(self._numbers),
             "pushes": [list(push) for push in self.pushes.values()],
             "is_open": self._is_open,
             "codec": self.codec.state(),
@@ -531,7 +639,7 @@ class FragmentOwner:
         """Goes on from a ``state``. An open round closes at the next occasion."""
         self.version = saved["version"]
         self.come_back()
-        self._numbers = [*saved["numbers"]]
+        self._numbers = Counter(saved["numbers"])
         self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
         self._is_open = saved["is_open"]
         if self._has_quorum:
@@ -543,6 +651,10 @@ def _push_of(fields: Iterable[Any]) -> Push:
     return Push(*fields)
 
 
+_HEAD = 4
+"""The numbers of a rank's row before those of fragments."""
+NEVER = -1
+"""The version of a rank that has never had an anchor of the run."""
 _COUNTS = (
     "_number",
     "_since",
@@ -550,6 +662,7 @@ _COUNTS = (
     "_tokens",
     "_merged_steps",
     "_merged_tokens",
+    "_missed",
 )
 """A learner's counters."""
 
@@ -557,7 +670,7 @@ _COUNTS = (
 class FragmentLearner:
     """A rank's anchor of a fragment, and what of it is on its way.
 
-    ``step`` steps the anchor by a merged pseudo-gradient. Parameters are flat, and may
+    ``outer`` steps the anchor by a merged pseudo-gradient. Parameters are flat, and may
     have fewer bits than the anchor.
     """
 
@@ -568,7 +681,7 @@ class FragmentLearner:
         codec: RoundCodec,
         rules: Rules,
         anchor_N: Tensor,
-        step: Callable[[Tensor], None],
+        outer: OuterStep,
     ) -> None:
         self.rank = rank
         self.fragment = fragment
@@ -582,7 +695,13 @@ class FragmentLearner:
         """The push that is in no merge yet."""
         self.pushed_N = torch.empty(0)
         """The part of the parameters that it holds."""
-        self._step = step
+        self.is_behind = False
+        """Whether it waits for a snapshot of merges that it lacks."""
+        self._outer = outer
+        self._epoch = RoundEpoch.of(0, [rank])
+        self._counted: Counter[int] = Counter()
+        """The number of each rank's last push in a merge."""
+        self._missed = 0
         self._number = 0
         turn = (fragment + 1) * rules.every // rules.fragments
         self._since = rules.every - turn
@@ -613,7 +732,7 @@ class FragmentLearner:
     @property
     def may_push(self) -> bool:
         """Whether there are steps to push; one push may be on its way at once."""
-        return self.pushed is None and self._steps > 0
+        return self.pushed is None and self._steps > 0 and not self.is_behind
 
     @property
     def is_due(self) -> bool:
@@ -655,11 +774,14 @@ class FragmentLearner:
             steps=self._steps,
             tokens=self._tokens,
             weight=weight_of(self.rules.weights, self._steps, self._tokens),
+            epoch=self._epoch.number,
+            missed=self._missed,
             payload_B=self.codec.encode(self.pushed_N),
         )
         self._since = 0
         self._steps = 0
         self._tokens = 0
+        self._missed = 0
         self.is_asked = False
         return self.pushed
 
@@ -668,7 +790,7 @@ class FragmentLearner:
         pushed_N = self.pushed_N if self.pushed else torch.zeros_like(param_N)
         is_fresh = self.pushed is None or self.pushed.version == self.version
         if is_fresh and torch.equal(self.learnt(param_N), pushed_N):
-            return Rest(self.fragment, self.rank)
+            return Rest(self.fragment, self.rank, self._epoch.number)
         self.take_back()
         return self.push(param_N, step)
 
@@ -688,15 +810,82 @@ class FragmentLearner:
         self.version = merge.version
         kept_N = self.learnt(param_N)
         age = self._settle(merge, kept_N)
-        merged = [entry for entry in merge.contributions if entry.weight]
-        self._merged_steps += sum(entry.steps for entry in merged)
-        self._merged_tokens += sum(entry.tokens for entry in merged)
-        self._step(self.codec.decode(merge.payload_B))
+        for entry in merge.contributions:
+            if entry.weight:
+                self._counted[entry.rank] = entry.number
+                self._merged_steps += entry.steps
+                self._merged_tokens += entry.tokens
+        self._outer.step(self.codec.decode(merge.payload_B))
+        self._put(kept_N, param_N)
+        if age != 0:
+            self._since = 0
+        return True
+
+    def _put(self, kept_N: Tensor, param_N: Tensor) -> None:
+        """Puts parameters where they belong, with ``kept_N`` that no merge has."""
         param_N.copy_(self.anchor_N - kept_N)
         # Parameters of few bits cannot hold all that was kept.
         self._keep(kept_N - self.learnt(param_N))
-        if age != 0:
-            self._since = 0
+
+    def restart(self, restart: Restart) -> None:
+        """Begins an epoch: takes the push back, which its owner has dropped.
+
+        It stays where a merge that others have may hold it.
+        """
+        self._epoch = restart.epoch
+        self.is_asked = False
+        self.is_behind = restart.is_behind
+        push = self.pushed
+        if push is None or self.is_behind or not restart.epoch.is_quorate:
+            return
+        if push.opens and push.version == self.version:
+            self._since = self.rules.every
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Takes the push back, whose work stays as old as it is."""
+        if (push := self.pushed) is not None:
+            self._missed += self.version - push.version + push.missed
+            self.take_back()
+
+    def snapshot(self, rank: int) -> Snapshot:
+        """This rank's anchor, for a rank that lacks merges."""
+        return Snapshot(
+            fragment=self.fragment,
+            rank=rank,
+            epoch=self._epoch.number,
+            version=self.version,
+            counted=[[rank, self._counted[rank]] for rank in self._epoch.ranks],
+            steps=self._merged_steps,
+            tokens=self._merged_tokens,
+            payload_B=self._outer.packed(),
+        )
+
+    def catch_up(self, snapshot: Snapshot, param_N: Tensor) -> bool:
+        """Takes over an anchor; what this rank has learnt meanwhile stays.
+
+        Returns whether it was behind. The next push says how many rounds it has missed.
+        """
+        if not self.is_behind:
+            return False
+        kept_N = self.learnt(param_N)
+        self._counted = Counter()
+        for rank, number in snapshot.counted:
+            self._counted[rank] = number
+        counted = self._counted[self.rank]
+        if self.pushed is not None and self.pushed.number <= counted:
+            self._merge_push(kept_N)
+        else:
+            self._reclaim()
+        if self._steps:
+            self._missed += max(0, snapshot.version - self.version)
+        self.version = snapshot.version
+        self._merged_steps = snapshot.steps
+        self._merged_tokens = snapshot.tokens
+        self._outer.take_over(snapshot.payload_B)
+        self._put(kept_N, param_N)
+        self._since = 0
+        self.is_behind = False
         return True
 
     def _settle(self, merge: Merge, kept_N: Tensor) -> int | None:
@@ -709,14 +898,18 @@ class FragmentLearner:
             if push is None or (entry.rank, entry.number) != (push.rank, push.number):
                 continue
             if entry.weight:
-                kept_N -= self.pushed_N
-                # A NaN that the merge leaves out would stay on this rank.
-                clear_not_finite(kept_N)
-                self._forget_push()
+                self._merge_push(kept_N)
             else:
                 self.take_back()
             return entry.age
         return None
+
+    def _merge_push(self, kept_N: Tensor) -> None:
+        """Takes the push, which a merge has, out of ``kept_N``."""
+        kept_N -= self.pushed_N
+        # A NaN that the merge leaves out would stay on this rank.
+        clear_not_finite(kept_N)
+        self._forget_push()
 
     def take_back(self) -> None:
         """Takes the push back that is in no merge yet, if there is one.
@@ -763,14 +956,18 @@ class FragmentLearner:
 class PartialRounds:
     """One rank's part in the rounds of all fragments.
 
-    A driver calls ``border`` after each local step, and sends the pushes that it
-    returns to their owners. It calls ``receive`` for each message that comes, and
-    ``due`` at ``closes_at_s``. It sends the answers of both to all ranks, this one too.
+    A driver calls ``border`` after each local step, and sends what it returns: pushes
+    to the owners of their fragments, and snapshots to their ranks. It calls ``receive``
+    for each message that comes, and ``due`` at ``closes_at_s``. It sends the answers of
+    both to all ranks, this one too. If ranks are lost or come, the others stop sending,
+    exchange their ``row``, and call ``begin_epoch``. Messages sent before it are
+    dropped.
 
     Args:
         rank: This rank.
+        world: The number of ranks at first. A rank that comes later has another number.
         learners: One for each fragment, in order.
-        owners: The owners of this rank's own fragments.
+        make_owner: Makes the owner of a fragment.
         tape: Takes a JSON line for each merge that takes effect here. None (the
             default): no tape.
     """
@@ -778,28 +975,118 @@ class PartialRounds:
     def __init__(
         self,
         rank: int,
+        world: int,
         learners: Sequence[FragmentLearner],
-        owners: Sequence[FragmentOwner],
+        make_owner: Callable[[int], FragmentOwner],
         tape: Callable[[str], object] | None = None,
     ) -> None:
         self.rank = rank
         self.learners = learners
-        self.owners = {owner.fragment: owner for owner in owners}
-        self.inbox: deque[Answer] = deque()
+        self.owner_of = [learner.fragment % world for learner in learners]
+        """The rank that owns each fragment."""
+        self.owners = {
+            fragment: make_owner(fragment)
+            for fragment, owner in enumerate(self.owner_of)
+            if owner == rank
+        }
+        self.epoch = RoundEpoch.of(0, range(world))
+        if rank >= world:
+            for learner in learners:
+                learner.version = NEVER
+        self.inbox: deque[Answer | Snapshot | Restart] = deque()
         self.step = 0
+        self._make_owner = make_owner
+        self.awaited: set[int] = set()
+        """The fragments whose snapshots this rank waits for."""
+        self._arrived = [learner.version for learner in learners]
+        """The last round of each fragment that has arrived."""
+        self._eras = [0 if rank < world else NEVER] * len(learners)
+        """The last epoch with a quorum that confirmed each fragment's last round."""
+        self._coming_eras = [*self._eras]
+        """The eras of the snapshots that this rank waits for."""
+        self._last_quorate = self._eras[0]
+        self._ends = [0] * len(learners)
+        """The rounds that take all in."""
         self._tape = tape
 
     def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         """Takes a message; merges wait for the next ``border``."""
-        match message:
-            case Push():
-                return self.owners[message.fragment].take(message, now_s)
-            case Opening():
-                return self.owners[message.fragment].open(message.version, now_s)
-            case Rest():
-                return self.owners[message.fragment].keep(message.rank, now_s)
+        fragment = message.fragment
+        if isinstance(message, Push | Opening | Rest):
+            return self._asked(message, now_s)
+        if isinstance(message, Snapshot) and message.epoch != self.epoch.number:
+            return []
+        if isinstance(message, Snapshot):
+            self.awaited.discard(fragment)
+            self._eras[fragment] = self._coming_eras[fragment]
+        if isinstance(message, Snapshot | Merge):
+            self._arrived[fragment] = message.version
         self.inbox.append(message)
         return []
+
+    def _asked(self, message: Push | Opening | Rest, now_s: float) -> list[Answer]:
+        """The answers of an owner; another rank may own the fragment by now."""
+        if (owner := self.owners.get(message.fragment)) is None:
+            return []
+        match message:
+            case Push():
+                return owner.take(message, now_s)
+            case Opening():
+                return owner.open(message.version, now_s)
+            case Rest():
+                is_old = message.epoch != self.epoch.number
+                return [] if is_old else owner.keep(message.rank, now_s)
+
+    def row(self) -> list[int]:
+        """This rank's place in all rounds before an epoch, as whole numbers."""
+        head = (self.epoch.number, self._last_quorate, *self.epoch.basis)
+        return [*head, *self._eras, *self._arrived, *self.owner_of]
+
+    def begin_epoch(self, rows: Mapping[int, Sequence[int]]) -> None:
+        """Goes on among ``rows``' ranks, which all call it with the same rows.
+
+        An owner that has snapshots to send ``is_sending`` until they are sent.
+        """
+        number = 1 + max(row[0] for row in rows.values())
+        _, _, *basis = max(rows.values(), key=lambda row: row[1])[:_HEAD]
+        self.epoch = RoundEpoch.of(number, rows, basis)
+        if self.epoch.is_quorate:
+            self._last_quorate = number
+        self.awaited.clear()
+        for fragment in range(len(self.learners)):
+            columns = {
+                r: row[_HEAD + fragment :: len(self.learners)]
+                for r, row in rows.items()
+            }
+            self._begin_epoch(fragment, columns)
+
+    def _begin_epoch(self, fragment: int, rows: Mapping[int, Sequence[int]]) -> None:
+        """Begins it for a fragment; a row is the era, the last round and the owner."""
+        era, version, before = max(rows.values(), key=lambda row: tuple(row[:2]))
+        having = [rank for rank in rows if (*rows[rank][:2],) == (era, version)]
+        # the next rank in order, after the last the first
+        owner = min(having, key=lambda rank: (rank < before, rank))
+        self.owner_of[fragment] = owner
+        behind: tuple[int, ...] = ()
+        if owner == self.rank:
+            behind = tuple(rank for rank in self.epoch.ranks if rank not in having)
+            if fragment not in self.owners:
+                self.owners[fragment] = self._make_owner(fragment)
+            own = self.owners[fragment]
+            is_last = version < self._ends[fragment]
+            own.begin_epoch(self.epoch, version, is_last=is_last)
+            own.is_sending = bool(behind)
+        else:
+            self.owners.pop(fragment, None)
+        is_behind = self.rank not in having
+        if self.epoch.is_quorate:
+            era = self._last_quorate
+        self._coming_eras[fragment] = era
+        if is_behind:
+            self.awaited.add(fragment)
+        else:
+            self._eras[fragment] = era
+        self.inbox.append(Restart(fragment, self.epoch, is_behind, behind))
 
     @property
     def closes_at_s(self) -> float | None:
@@ -820,8 +1107,7 @@ class PartialRounds:
         self.step += 1
         for learner in self.learners:
             learner.count(tokens)
-        self.settle(params)
-        requests: list[Request] = []
+        requests = self.settle(params)
         for fragment, learner in enumerate(self.learners):
             if learner.is_due:
                 requests.append(learner.push(params[fragment], self.step))
@@ -829,37 +1115,72 @@ class PartialRounds:
                 requests.append(learner.opening())
         return requests
 
-    def settle(self, params: Rows) -> None:
-        """Takes in what has come, between two local steps."""
+    def settle(self, params: Rows) -> list[Request]:
+        """Takes in what has come, between two local steps.
+
+        Returns what an epoch that has begun asks for.
+        """
+        requests: list[Request] = []
         while self.inbox:
             message = self.inbox.popleft()
             learner = self.learners[message.fragment]
-            if isinstance(message, Pull):
-                learner.ask(message)
-            elif learner.take(message, params[message.fragment]) and self._tape:
-                self._tape(self._line(message, learner))
+            param_N = params[message.fragment]
+            match message:
+                case Pull():
+                    learner.ask(message)
+                case Merge():
+                    if learner.take(message, param_N) and self._tape:
+                        self._tape(self._line(message, learner))
+                case Restart():
+                    learner.restart(message)
+                    requests += map(learner.snapshot, message.behind)
+                    requests += self._last_push(learner, param_N)
+                case Snapshot():
+                    if learner.catch_up(message, param_N):
+                        requests += self._last_push(learner, param_N)
+        return requests
 
-    def push_early(self, params: Rows) -> list[Push]:
+    def _last_push(self, learner: FragmentLearner, param_N: Tensor) -> list[Request]:
+        """The push of a round that takes all in, if that is to be made again."""
+        if learner.is_behind or learner.version >= self._ends[learner.fragment]:
+            return []
+        return [learner.push(param_N, self.step)]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this rank has yet to get the run's anchors, before its first step."""
+        return any(learner.version == NEVER for learner in self.learners)
+
+    def push_early(self, params: Rows) -> list[Request]:
         """Pushes what no push has yet, before this rank waits for the last rounds."""
-        self.settle(params)
-        return [
+        requests = self.settle(params)
+        requests += [
             learner.push(params[fragment], self.step)
             for fragment, learner in enumerate(self.learners)
             if learner.may_push
         ]
+        return requests
 
     def begin_last(self, params: Rows) -> list[Request]:
         """Begins a round of each fragment that takes all in; returns this rank's rest.
 
         All ranks call it when no message is on its way. After these rounds parameters
-        are their anchors on all ranks, as there is no local step meanwhile.
+        are their anchors on all ranks, as there is no local step meanwhile. If an epoch
+        begins before a round has closed, it is made again.
         """
         for owner in self.owners.values():
             owner.begin_last()
+        self._ends = [learner.version + 1 for learner in self.learners]
         return [
             learner.rest(params[fragment], self.step)
             for fragment, learner in enumerate(self.learners)
         ]
+
+    @property
+    def last_owners(self) -> set[int]:
+        """The owners of fragments whose round that takes all in is not here yet."""
+        ends = zip(self.owner_of, self.learners, self._ends, strict=True)
+        return {owner for owner, learner, end in ends if learner.version < end}
 
     def state(self) -> dict[str, Any]:
         """All that a checkpoint keeps beside anchors, as plain values.
@@ -868,6 +1189,7 @@ class PartialRounds:
         """
         return {
             "step": self.step,
+            "epoch": self.epoch.number,
             "learners": [learner.state() for learner in self.learners],
             "owners": [owner.state() for owner in self.owners.values()],
         }
@@ -877,8 +1199,16 @@ class PartialRounds:
         self.step = saved["step"]
         for learner, of_learner in zip(self.learners, saved["learners"], strict=True):
             learner.load(of_learner)
+        self._arrived = [learner.version for learner in self.learners]
         for owner, of_owner in zip(self.owners.values(), saved["owners"], strict=True):
             owner.load(of_owner)
+
+    def go_on_from(self, loaded: PartialRounds) -> None:
+        """Takes the place of other rounds of the same rank, in their first epoch."""
+        self.learners = loaded.learners
+        self.owners = loaded.owners
+        self.step = loaded.step
+        self._arrived = loaded._arrived
 
     def _line(self, merge: Merge, learner: FragmentLearner) -> str:
         line = {

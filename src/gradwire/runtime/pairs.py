@@ -40,6 +40,7 @@ class Feature(StrEnum):
     MOMENTUM_CORRECTION = "momentum correction"
     ADAPT = "adapt"
     LOCAL_STEPS = "local_steps"
+    LOCK_STEP = "local_steps without a quorum"
     QUORUM = "quorum"
     JOINT_PAYLOAD = "an exchange that ranks make together"
     REDUCE_SCATTER = "fsdp.reduce_scatter"
@@ -202,6 +203,9 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
         chooser_of(facts.settings.exchange) and facts.settings.exchange
     ),
     Feature.LOCAL_STEPS: lambda facts: facts.way == Feature.LOCAL_STEPS,
+    Feature.LOCK_STEP: lambda facts: (
+        facts.way == Feature.LOCAL_STEPS and not facts.quorum
+    ),
     Feature.QUORUM: lambda facts: facts.quorum,
     Feature.JOINT_PAYLOAD: _joint_payload,
     Feature.REDUCE_SCATTER: lambda facts: facts.way == Feature.REDUCE_SCATTER,
@@ -288,7 +292,6 @@ for _name in (
     Feature.SHARDS,
     Feature.GUARD,
     Feature.BACKEND,
-    Feature.ON_FAILURE,
     Feature.REJOIN,
     Feature.CHECK,
     Feature.CLUSTER,
@@ -297,6 +300,18 @@ for _name in (
         refuse(
             _name, _way, f"left out under {_way}, which has no use of it", remedy=_OUT
         )
+refuse(
+    Feature.ON_FAILURE,
+    Feature.REDUCE_SCATTER,
+    f"left out under {Feature.REDUCE_SCATTER}, which has no use of it",
+    remedy=_OUT,
+)
+refuse(
+    Feature.ON_FAILURE,
+    Feature.LOCK_STEP,
+    "'end' in lock step, in which all ranks wait for each other",
+    remedy="pass quorum= too, with which the others train on",
+)
 for _name in (
     Feature.BUCKET_CAP,
     Feature.NUM_CHANNELS,

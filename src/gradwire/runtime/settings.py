@@ -105,7 +105,7 @@ class FailurePolicy(KeywordSettings):
             take longer: each MiB of it is waited for by itself.
         on_failure: "end" (the default): all other ranks raise ``RankFailed``, and
             training ends. "shrink": they raise ``RanksLost``, repeat the step and
-            continue.
+            continue. Under local steps with a quorum they only warn, and train on.
         store: The store in which ranks meet. It is needed if the default group has no
             store that all ranks share. All ranks pass it at their first attach. None
             (the default): the store of the default group.

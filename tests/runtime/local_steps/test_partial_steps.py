@@ -39,6 +39,7 @@ from gradwire.exchange.rounds import (
     Push,
     RoundCodec,
     Rules,
+    Snapshot,
     codec_for_rounds,
 )
 from gradwire.runtime.local_steps import round_service
@@ -203,20 +204,21 @@ class Replayed:
         ]
         rules = Rules(quorum=1, every=TAPED["every"], fragments=2, is_measured=True)
         exchange = gw.exchange_for(gw.compress.topk())
-        learners, owners = [], []
-        for number, flat in enumerate(self._flat):
-            codec, merging = (
-                RoundCodec(codec_for_rounds(exchange), flat.spec("cpu"), rank, world)
-                for _ in range(2)
-            )
-            learners.append(
-                FragmentLearner(rank, number, codec, rules, flat.anchor_N, flat.step)
-            )
-            if number % world == rank:
-                owners.append(FragmentOwner(number, merging, rules, world))
+
+        def codec_of(number: int) -> RoundCodec:
+            spec = self._flat[number].spec("cpu")
+            return RoundCodec(codec_for_rounds(exchange), spec, rank, world)
+
+        def make_owner(number: int) -> FragmentOwner:
+            return FragmentOwner(number, codec_of(number), rules, world)
+
+        learners = [
+            FragmentLearner(rank, n, codec_of(n), rules, flat.anchor_N, flat)
+            for n, flat in enumerate(self._flat)
+        ]
         self._rows = [flat.gathered() for flat in self._flat]
         self.tape: list[str] = []
-        rounds = PartialRounds(rank, learners, owners, self.tape.append)
+        rounds = PartialRounds(rank, world, learners, make_owner, self.tape.append)
         self.virtual = VirtualRank(rounds, self._rows, self._train)
 
     def _train(self, step: int) -> int:
@@ -575,8 +577,21 @@ def test_a_time_out_is_of_a_piece_of_a_payload() -> None:
     assert not failed
 
 
+B = torch.ones(5).byte()
 SENT: tuple[RoundMessage, ...] = (
-    Push(7, 15, *[2**31] * 2, True, *[2**31] * 2, 2**53, 1.5e300, torch.ones(3).byte()),
+    Push(
+        7,
+        15,
+        *[2**31] * 2,
+        True,
+        *[2**31] * 2,
+        2**53,
+        1.5e300,
+        9,
+        9,
+        torch.ones(3).byte(),
+    ),
+    Snapshot(7, 15, 9, *[2**31] * 2, 2**53, [[r, 2**31] for r in range(512)], B),
     Opening(7, 2**31, 9),
     Pull(7, 2**31),
     Merge(

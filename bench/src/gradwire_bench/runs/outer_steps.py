@@ -43,9 +43,9 @@ from gradwire.exchange.rounds import (
 )
 from gradwire_lab.exchange.virtual_rounds import (
     DelayedNesterov,
+    SteppedAnchor,
     VirtualClock,
     VirtualRank,
-    stepping,
 )
 
 from ..workloads import text
@@ -174,22 +174,26 @@ def rank_of(setting: Setting, learner: Learner, rank: int) -> VirtualRank:
         merge=setting.merge,
     )
     sent = SENT[setting.sent]
-    learners = []
-    owners = []
-    for fragment, flat in enumerate(learner.flats):
-        spec = TensorSpec("fragment", flat.numel(), shapes=learner.shapes[fragment])
-        codecs = [RoundCodec(sent.codec, spec, rank, world) for _ in range(2)]
+
+    def codec_of(fragment: int) -> RoundCodec:
+        numel = learner.flats[fragment].numel()
+        spec = TensorSpec("fragment", numel, shapes=learner.shapes[fragment])
+        codec = RoundCodec(sent.codec, spec, rank, world)
         if not sent.is_kept:
-            for codec in codecs:
-                codec.residual_N = None
+            codec.residual_N = None
+        return codec
+
+    def make_owner(fragment: int) -> FragmentOwner:
+        return FragmentOwner(fragment, codec_of(fragment), rules, world)
+
+    learners = []
+    for fragment, flat in enumerate(learner.flats):
         anchor_N = flat.clone()
-        step = stepping(anchor_N, OUTER_STEPS[setting.outer])
+        outer = SteppedAnchor(anchor_N, OUTER_STEPS[setting.outer])
         learners.append(
-            FragmentLearner(rank, fragment, codecs[0], rules, anchor_N, step)
+            FragmentLearner(rank, fragment, codec_of(fragment), rules, anchor_N, outer)
         )
-        if fragment % world == rank:
-            owners.append(FragmentOwner(fragment, codecs[1], rules, world))
-    rounds = PartialRounds(rank, learners, owners)
+    rounds = PartialRounds(rank, world, learners, make_owner)
     return VirtualRank(rounds, learner.flats, learner.train)
 
 

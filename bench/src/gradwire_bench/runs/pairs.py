@@ -47,6 +47,7 @@ _IMPLIED: dict[str, str] = {
     Feature.PLAN_WITH_OVERLAP: Feature.PLAN,
     Feature.SPARSE_ROWS: Feature.SPARSE_DTENSORS,
     Feature.QUORUM: Feature.LOCAL_STEPS,
+    Feature.LOCAL_STEPS: Feature.LOCK_STEP,
     **dict.fromkeys(
         ("powersgd", "deft", "selective", "momentum correction"),
         Feature.JOINT_PAYLOAD,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Any
 
 import torch
@@ -25,29 +26,42 @@ from gradwire.exchange.rounds import (
     PartialRounds,
     Push,
     Request,
+    RoundEpoch,
+    Snapshot,
 )
+from gradwire.runtime.engine.plain import packed, unpacked
 
 
-def stepping(
-    anchor_N: Tensor, make: Callable[[list[nn.Parameter]], Optimizer]
-) -> Callable[[Tensor], None]:
-    """A function that steps an anchor in place by an optimizer that ``make`` makes.
+class SteppedAnchor:
+    """An anchor that an optimizer steps in place, which ``make`` makes.
 
-    >>> import torch
     >>> anchor_N = torch.ones(2)
-    >>> step = stepping(anchor_N, lambda params: torch.optim.SGD(params, lr=0.5))
-    >>> step(torch.ones(2))
+    >>> outer = SteppedAnchor(anchor_N, lambda params: torch.optim.SGD(params, lr=0.5))
+    >>> outer.step(torch.ones(2))
     >>> anchor_N
     tensor([0.5000, 0.5000])
     """
-    anchor = nn.Parameter(anchor_N)
-    optimizer = make([anchor])
 
-    def step(mean_N: Tensor) -> None:
-        anchor.grad = mean_N
-        optimizer.step()
+    def __init__(
+        self, anchor_N: Tensor, make: Callable[[list[nn.Parameter]], Optimizer]
+    ) -> None:
+        self._anchor = nn.Parameter(anchor_N)
+        self._optimizer = make([self._anchor])
 
-    return step
+    def step(self, mean_N: Tensor) -> None:
+        """Steps the anchor by a merged pseudo-gradient."""
+        self._anchor.grad = mean_N
+        self._optimizer.step()
+
+    def packed(self) -> Tensor:
+        """The bytes of the anchor and of the optimizer's state."""
+        return packed([self._anchor.detach(), self._optimizer.state_dict()])
+
+    def take_over(self, payload_B: Tensor) -> None:
+        """Puts what another rank has ``packed`` in this one's place."""
+        anchor_N, state = unpacked(payload_B)
+        self._anchor.detach().copy_(anchor_N)
+        self._optimizer.load_state_dict(state)
 
 
 class DelayedNesterov(Optimizer):
@@ -115,7 +129,9 @@ class VirtualRank:
     train: Callable[[int], int]
 
     def local_step(self) -> list[Request]:
-        """Makes a local step; returns what owners are to be sent after it."""
+        """Makes a local step; returns what is to be sent after it."""
+        if self.rounds.is_new:
+            return self.rounds.settle(self.params)
         tokens = self.train(self.rounds.step + 1)
         return self.rounds.border(self.params, tokens)
 
@@ -135,13 +151,14 @@ class VirtualClock:
 
     def __init__(
         self,
-        ranks: Sequence[VirtualRank],
+        ranks: Iterable[VirtualRank],
         step_s: Callable[[int], float],
         delay_s: Callable[[int, int, int], float],
         repeats: Callable[[int], bool] = lambda number: False,
         is_held: bool = False,
     ) -> None:
-        self.ranks = ranks
+        self.ranks: list[VirtualRank] = []
+        self.live: set[int] = set()
         self.now_s = 0.0
         self.sent: list[Request | Answer] = []
         """All messages, in the order in which they were sent."""
@@ -152,8 +169,27 @@ class VirtualClock:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._arrivals: dict[tuple[int, int], float] = defaultdict(float)
-        for rank in range(len(ranks)):
-            self._after(step_s(rank), partial(self._local_step, rank))
+        self._reaches_until_s: dict[int, float] = defaultdict(lambda: inf)
+        for virtual in ranks:
+            self.add(virtual)
+
+    def add(self, virtual: VirtualRank) -> None:
+        """Has a rank train from now on, whose number is the next one."""
+        rank = len(self.ranks)
+        self.ranks.append(virtual)
+        self.live.add(rank)
+        self._after(self._step_s(rank), partial(self._local_step, rank))
+
+    def lose(self, rank: int, reach_s: float = 0.0) -> None:
+        """Ends a rank; its messages that arrive within ``reach_s`` still do."""
+        self.live.discard(rank)
+        self._reaches_until_s[rank] = self.now_s + reach_s
+
+    def begin_epoch(self, ranks: Iterable[int]) -> None:
+        """Has these ranks go on without the others; messages under way are dropped."""
+        rows = {rank: self.ranks[rank].rounds.row() for rank in ranks}
+        for rank in rows:
+            self.ranks[rank].rounds.begin_epoch(rows)
 
     def run(self, until_s: float) -> None:
         """Runs all that happens until then."""
@@ -165,46 +201,70 @@ class VirtualClock:
         heappush(self._events, (self.now_s + seconds, next(self._numbers), happen))
 
     def _local_step(self, rank: int) -> None:
-        for request in self.ranks[rank].local_step():
-            self._send(rank, request.fragment % len(self.ranks), request)
-        self._after(self._step_s(rank), partial(self._local_step, rank))
+        if rank in self.live:
+            self.send(rank, self.ranks[rank].local_step())
+            self._after(self._step_s(rank), partial(self._local_step, rank))
+
+    def send(self, rank: int, requests: Sequence[Request]) -> None:
+        """Sends what a local step has ended with."""
+        rounds = self.ranks[rank].rounds
+        for request in requests:
+            target = rounds.owner_of[request.fragment]
+            if isinstance(request, Snapshot):
+                target = request.rank
+            self._send(rank, target, request)
+        for request in requests:
+            if isinstance(request, Snapshot):
+                rounds.owners[request.fragment].is_sending = False
+                self._close(rank)
 
     def _send(self, source: int, target: int, message: Request | Answer) -> None:
         size_bytes = 0
-        if isinstance(message, Push | Merge):
+        if isinstance(message, Push | Merge | Snapshot):
             size_bytes = message.payload_B.numel()
         link = (source, target)
         seconds = self._delay_s(source, target, size_bytes)
         # messages of one rank to another stay in order
         arrival = max(self.now_s + seconds, self._arrivals[link])
         self._arrivals[link] = arrival
+        epoch = self.ranks[source].rounds.epoch
+        arrive = partial(self._arrive, source, target, message, epoch)
         for _ in range(2 if self._repeats(len(self.sent)) else 1):
-            self._after(arrival - self.now_s, partial(self._arrive, target, message))
+            self._after(arrival - self.now_s, arrive)
         self.sent.append(message)
 
-    def _arrive(self, rank: int, message: Request | Answer) -> None:
-        self._answer(rank, self.ranks[rank].rounds.receive(message, self.now_s))
+    def _arrive(
+        self, source: int, target: int, message: Request | Answer, epoch: RoundEpoch
+    ) -> None:
+        rounds = self.ranks[target].rounds
+        is_cut = self.now_s > self._reaches_until_s[source]
+        if target in self.live and rounds.epoch == epoch and not is_cut:
+            self._answer(target, rounds.receive(message, self.now_s))
 
     def _close(self, rank: int) -> None:
-        self._answer(rank, self.ranks[rank].rounds.due(self.now_s))
+        if rank in self.live:
+            self._answer(rank, self.ranks[rank].rounds.due(self.now_s))
 
     def _answer(self, rank: int, answers: Iterable[Answer]) -> None:
+        rounds = self.ranks[rank].rounds
         for answer in answers:
-            for target in range(len(self.ranks)):
+            for target in rounds.epoch.ranks:
                 self._send(rank, target, answer)
             if self._is_held and isinstance(answer, Merge):
-                self._hold(rank, self.ranks[rank].rounds.owners[answer.fragment])
-        closes_at_s = self.ranks[rank].rounds.closes_at_s
+                self._hold(rank, rounds.owners[answer.fragment])
+        closes_at_s = rounds.closes_at_s
         if closes_at_s is not None:
-            self._after(closes_at_s - self.now_s, partial(self._close, rank))
+            self._after(max(0.0, closes_at_s - self.now_s), partial(self._close, rank))
 
     def _hold(self, rank: int, owner: FragmentOwner) -> None:
         """Lets an owner close no round until all have what its rank has sent."""
         owner.is_sending = True
         last_s = max(self._arrivals[rank, target] for target in range(len(self.ranks)))
+        epoch = owner.epoch
 
         def release() -> None:
-            owner.is_sending = False
-            self._answer(rank, owner.due(self.now_s))
+            if owner.epoch == epoch:
+                owner.is_sending = False
+                self._close(rank)
 
         self._after(last_s - self.now_s, release)

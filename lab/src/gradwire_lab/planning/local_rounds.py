@@ -39,8 +39,9 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.auto.judgement import setting_of
 from gradwire.planning.price import iteration_s
 from gradwire.runtime.local_steps.local_steps import cut_into
+from gradwire.runtime.local_steps.outer import PLAIN
 
-from ..exchange.virtual_rounds import VirtualClock, VirtualRank
+from ..exchange.virtual_rounds import SteppedAnchor, VirtualClock, VirtualRank
 
 ROUNDS = 30
 """Rounds of each fragment that are played."""
@@ -140,20 +141,20 @@ def virtual_ranks(
     """Ranks whose parameters hold nothing."""
     codecs = [SizedCodec(codec, spec, world) for spec in specs]
     ranks = []
+    nothing = torch.empty(0)
     for rank in range(world):
         learners = [
             FragmentLearner(
-                rank, fragment, sized, rules, torch.empty(0), lambda mean_N: None
+                rank, fragment, sized, rules, nothing, SteppedAnchor(nothing, PLAIN)
             )
             for fragment, sized in enumerate(codecs)
         ]
-        owners = [
-            FragmentOwner(fragment, sized, rules, world)
-            for fragment, sized in enumerate(codecs)
-            if fragment % world == rank
-        ]
+
+        def make_owner(fragment: int) -> FragmentOwner:
+            return FragmentOwner(fragment, codecs[fragment], rules, world)
+
         params = [torch.empty(0) for _ in specs]
-        rounds = PartialRounds(rank, learners, owners)
+        rounds = PartialRounds(rank, world, learners, make_owner)
         ranks.append(VirtualRank(rounds, params, lambda step: 1))
     return ranks
 

@@ -119,7 +119,7 @@ def announced_by(engine: Engine, src: int, own: Any) -> Any:
         raise failure or InvalidSetting(
             f"rank {src} cannot send its state; see the error of that rank"
         )
-    return _unpacked(end.result)
+    return unpacked(end.result)
 
 
 def _packed_if_possible(own: Any) -> tuple[Tensor, InvalidSetting | None]:
@@ -133,7 +133,7 @@ def _packed_if_possible(own: Any) -> tuple[Tensor, InvalidSetting | None]:
         return torch.empty(0, dtype=torch.uint8, device="cpu"), error
 
 
-def _unpacked(data: Tensor) -> Any:
+def unpacked(data: Tensor) -> Any:
     """The value of which these are the bytes."""
     return read_packed(io.BytesIO(data.cpu().numpy().tobytes()))
 
@@ -164,4 +164,4 @@ def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
     found = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(found, padded, group)
     announced = zip(found, counts, strict=True)
-    return [_unpacked(one[:count]) for one, count in announced]
+    return [unpacked(one[:count]) for one, count in announced]

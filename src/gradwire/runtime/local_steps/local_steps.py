@@ -125,8 +125,9 @@ def local_steps(  # noqa: PLR0913
         mesh: As for ``attach``. Default: flat.
         options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
             ``trace_steps``. Default: ``gw.Options()``.
-        failure: Only ``timeout``, ``checksums`` and ``store``. Default:
-            ``gw.FailurePolicy()``.
+        failure: Only ``timeout``, ``checksums`` and ``store``; with a quorum also
+            ``on_failure``: under "shrink" the others train on without a lost rank.
+            Default: ``gw.FailurePolicy()``.
 
     Returns:
         The handle. Call its ``end_period()`` on all ranks at the end of training.
@@ -137,7 +138,7 @@ def local_steps(  # noqa: PLR0913
         InvalidSetting: A value is not accepted.
         RanksDiffer: Ranks passed different models or settings.
         RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the
-            time-out.
+            time-out. Under "shrink": if this rank cannot go on with the others.
         LoopMistake: Raised by ``optimizer.step()`` on all ranks if only some ranks have
             loaded weights or called ``end_period()``, if they have loaded different
             weights, or if the ranks of an island have made different steps.

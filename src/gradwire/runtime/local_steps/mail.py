@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ...exchange.rounds import Contribution, Merge, Pull, Push, Request
+from ...exchange.rounds import Contribution, Merge, Pull, Push, Request, Snapshot
 from ..transport.direct import PIECE_BYTES
 from ..transport.wire import Channel
 
@@ -73,12 +73,12 @@ def _read(text_B: Tensor) -> Any:
 
 
 def _parts(message: RoundMessage) -> list[Tensor]:
-    """The head of a message, then what follows it: a merge's list, and a payload."""
+    """The head of a message, then what follows it: a list, and a payload."""
     fields: list[Any] = [*message]
     rest: list[Tensor] = []
-    if isinstance(message, Push | Merge):
+    if isinstance(message, Push | Merge | Snapshot):
         rest.append(fields.pop().cpu())
-    if isinstance(message, Merge):
+    if isinstance(message, Merge | Snapshot):
         rest.insert(0, _text(fields.pop()))
     sizes = [part.numel() for part in rest]
     head_B = _text([type(message).__name__, sizes, *fields], _HEAD_BYTES)
@@ -90,6 +90,8 @@ def _message(name: str, fields: list[Any], rest: list[Any]) -> RoundMessage:
     """The message that ``_parts`` has written."""
     if _KINDS[name] is Merge:
         rest[0] = tuple(Contribution(*entry) for entry in _read(rest[0]))
+    if _KINDS[name] is Snapshot:
+        rest[0] = _read(rest[0])
     message: RoundMessage = _KINDS[name](*fields, *rest)
     return message
 

@@ -10,6 +10,7 @@ views of it. Each rank steps its own copy of them, by the same payloads.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,16 +30,21 @@ from ...exchange.rounds import (
     RoundCodec,
     Rules,
 )
+from ..engine.engine import Engine
+from ..engine.plain import packed, unpacked
+from ..liveness.alarm import listed
 from ..state.outer_state import DAMAGED, NO_LOADS
 from ..state.table import copied
 from ..step.progress import Progress
 from ..transport.task_graph import wall_clock
 from ..transport.wire import as_on_a_lane
+from .going_on import Successors
 from .lock_step import LocalAttachment, LocalSteps, Rhythm
 from .mail import Note
 from .outer import Outer
 from .round_service import RoundService
 
+_log = logging.getLogger("gradwire")
 _RELOAD = (
     "weights were loaded between two local steps under quorum=, where ranks are at "
     "different steps; call end_period() on all ranks just before"
@@ -51,10 +57,11 @@ class Fragment:
     def __init__(self, params: Sequence[NamedParam], outer: Outer) -> None:
         self._params = params
         self._outer = outer
+        self._anchors = [outer.anchors[name] for name, _ in params]
         self.numels = [param.numel() for _, param in params]
-        anchors = [outer.anchors[name] for name, _ in params]
-        self.anchor_N = torch.cat([anchor.detach().flatten() for anchor in anchors])
-        for anchor, part in zip(anchors, self.parts(self.anchor_N), strict=True):
+        rows = [anchor.detach().flatten() for anchor in self._anchors]
+        self.anchor_N = torch.cat(rows)
+        for anchor, part in zip(self._anchors, self.parts(self.anchor_N), strict=True):
             anchor.data = part.view(anchor.shape)
 
     def parts(self, row_N: Tensor) -> tuple[Tensor, ...]:
@@ -88,6 +95,22 @@ class Fragment:
     def step(self, mean_N: Tensor) -> None:
         """Steps the anchors by a mean pseudo-gradient."""
         self._outer.step(self.by_name(mean_N))
+
+    def packed(self) -> Tensor:
+        """The bytes of the anchors, and of the outer optimizer's state of them."""
+        states = self._outer.optimizer.state
+        return packed([self.anchor_N, [dict(states[one]) for one in self._anchors]])
+
+    def take_over(self, payload_B: Tensor) -> None:
+        """Puts what another rank has ``packed`` in this one's place."""
+        anchor_N, states = unpacked(payload_B)
+        self.anchor_N.copy_(anchor_N)
+        for anchor, state in zip(self._anchors, states, strict=True):
+            device = anchor.device
+            self._outer.optimizer.state[anchor] = {
+                key: value.to(device) if isinstance(value, Tensor) else value
+                for key, value in state.items()
+            }
 
 
 class ParamRows(dict[int, Tensor]):
@@ -137,7 +160,21 @@ class PartialSteps(LocalSteps):
             for names in way.fragments
         ]
         self._rounds = self._made_rounds(way.tape)
-        self._service = RoundService(self._engine, self._rounds)
+        connect = None
+        if way.settings.failure.on_failure == "shrink":
+            connect = partial(
+                Engine,
+                num_channels=self._engine.num_channels,
+                timeout=self._engine.timeout,
+                on_span=progress.recorder.add,
+            )
+        this = weakref.ref(self)
+
+        def on_epoch(left: Successors) -> None:
+            if (handle := this()) is not None:
+                handle._begin_epoch(left)
+
+        self._service = RoundService(self._engine, self._rounds, connect, on_epoch)
         self._ended_at = 0
         """The steps of all ranks when they last had the same parameters."""
         self._tokens = 0
@@ -154,17 +191,36 @@ class PartialSteps(LocalSteps):
         rank = self._engine.rank
         rules = self._rules
         learners = []
-        owners = []
         for fragment, flat in enumerate(self._flat):
             spec = flat.spec(flat.anchor_N.device.type)
             codec = RoundCodec(self._codec, spec, rank, world)
             learners.append(
-                FragmentLearner(rank, fragment, codec, rules, flat.anchor_N, flat.step)
+                FragmentLearner(rank, fragment, codec, rules, flat.anchor_N, flat)
             )
-            if fragment % world == rank:
-                codec = RoundCodec(self._codec, flat.spec("cpu"), rank, world)
-                owners.append(FragmentOwner(fragment, codec, rules, world))
-        return PartialRounds(rank, learners, owners, tape)
+
+        def make_owner(fragment: int) -> FragmentOwner:
+            spec = self._flat[fragment].spec("cpu")
+            codec = RoundCodec(self._codec, spec, rank, world)
+            return FragmentOwner(fragment, codec, rules, world)
+
+        return PartialRounds(rank, world, learners, make_owner, tape)
+
+    def _begin_epoch(self, left: Successors) -> None:
+        """Notes who has left; called in the thread of the rounds."""
+        engine = left.engine
+        gone = tuple(sorted({*self._engine.who.numbers} - {*engine.who.numbers}))
+        self._run.left.append({"ranks": gone, "step": self._rounds.step})
+        self._synchroniser.go_on(engine, [])
+        self._run.go_on(engine.who, left.group)
+        weakref.finalize(self, engine.finish_and_close)
+        what = f"rank {listed(gone)} of the job is lost, and {engine.world} go on"
+        if engine.world == 1:
+            what = f"rank {listed(gone)} of the job is lost: this rank trains alone"
+        if not self._rounds.epoch.is_quorate:
+            what += "; fewer than half are left, and means wait for end_period()"
+        elif engine.world < self._rules.quorum:
+            what += "; a mean waits for all of them, as the quorum is larger"
+        _log.warning("%s", what)
 
     @property
     def steps_of_all(self) -> int:
@@ -233,7 +289,7 @@ class PartialSteps(LocalSteps):
         return value
 
     def _settle(self) -> None:
-        self._at_border(self._rounds.settle)
+        self._service.ask(self._at_border(self._rounds.settle))
 
     def _meet(self, call: str, *, is_last: bool = False) -> list[Note]:
         """Waits until all ranks have made this call, and no message is on its way."""
@@ -261,23 +317,13 @@ class PartialSteps(LocalSteps):
         if not any(note.has_learnt for note in notes):
             self._service.go_on()
             return
-        versions = [learner.version for learner in self._rounds.learners]
         requests = self._at_border(self._rounds.begin_last)
         self._service.go_on()
         self._service.ask(requests)
-        awaited = partial(self._owners_at, versions)
-        self._service.wait_for(lambda: not awaited(), self._settle, needed=awaited)
+        last = partial(getattr, self._rounds, "last_owners")
+        self._service.wait_for(lambda: not last(), self._settle, needed=last)
         self._has_stepped = False
         self._ended_at = self.steps_of_all
-
-    def _owners_at(self, versions: Sequence[int]) -> set[int]:
-        """The ranks that own fragments which are at these versions still."""
-        world = self._engine.world
-        return {
-            learner.fragment % world
-            for learner, version in zip(self._rounds.learners, versions, strict=True)
-            if learner.version == version
-        }
 
     def _take_loads(self) -> None:
         if not self._loads.may_be_pending:
@@ -292,12 +338,20 @@ class PartialSteps(LocalSteps):
         """Figures of this rank, as for local steps in lock step.
 
         ``exchanges`` counts the merges that this rank has taken in, and ``step_s`` is
-        the median time of a local step.
+        the median time of a local step. ``ranks`` are the ranks that are in, and
+        ``has_quorum`` says whether they are enough for means to take effect.
         """
         figures = super().stats()
         figures["step_s"] *= self._rhythm.gap
         versions = [learner.version for learner in self._rounds.learners]
-        return {**figures, "averaged_by": "gradwire", "exchanges": sum(versions)}
+        epoch = self._rounds.epoch
+        return {
+            **figures,
+            "averaged_by": "gradwire",
+            "exchanges": sum(versions),
+            "ranks": epoch.ranks,
+            "has_quorum": epoch.is_quorate,
+        }
 
     def residuals(self) -> dict[str, Tensor]:
         """This rank's residuals by parameter name: pseudo-gradients not sent yet."""
@@ -347,6 +401,9 @@ class PartialSteps(LocalSteps):
             remedy = "end the period before you save, and start anew with its weights"
             what = "the number of ranks that saved a state under quorum="
             raise invalid(what, saved["saved_by"], f"{world}, as now", remedy)
+        if saved["rounds"].get("epoch"):
+            what = "a state under quorum= that was saved after ranks were lost"
+            raise invalid(what, "one", "a state of all ranks", remedy)
         loaded = self._made_rounds()
         try:
             loaded.load(saved["rounds"])
@@ -358,9 +415,8 @@ class PartialSteps(LocalSteps):
 
         def put_in_place() -> None:
             put_others()
-            self._rounds.learners = loaded.learners
-            self._rounds.owners = loaded.owners
-            self._local_step = self._rounds.step = loaded.step
+            self._rounds.go_on_from(loaded)
+            self._local_step = loaded.step
             self._counted_from = loaded.step
 
         return put_in_place

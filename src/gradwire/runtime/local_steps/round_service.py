@@ -6,6 +6,9 @@ to a point where no message is on its way. Each rank announces that it has come,
 pushes no more. Once a rank has heard all, it answers no more and says so. Once it has
 heard that from all, all that was sent has arrived. Later messages wait until the rank
 goes on.
+
+If ranks may be lost, this thread goes on without them (``going_on``), and training goes
+on meanwhile. Messages of the connections before are dropped.
 """
 
 from __future__ import annotations
@@ -14,17 +17,24 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ...errors import ExitCode
-from ...exchange.rounds import Answer, Merge, PartialRounds, Request
+from ...errors import ExitCode, RankFailed
+from ...exchange.rounds import (
+    Answer,
+    Merge,
+    PartialRounds,
+    Request,
+    Snapshot,
+)
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
 from ..transport.wire import as_on_a_lane, in_background
+from .going_on import Connect, Successors, go_on_without
 from .mail import NAME, Drained, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5
@@ -45,10 +55,33 @@ class RoundService:
     Args:
         engine: The engine, whose ranks these are.
         rounds: This rank's part in the rounds.
+        connect: Makes the engine of the ranks that go on. None (the default): a lost
+            rank ends the run.
+        on_epoch: Called with the ranks that go on, in this thread.
     """
 
-    def __init__(self, engine: Engine, rounds: PartialRounds) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        rounds: PartialRounds,
+        connect: Connect | None = None,
+        on_epoch: Callable[[Successors], object] = lambda left: None,
+    ) -> None:
         self.rounds = rounds
+        self._connect = connect
+        self._on_epoch = on_epoch
+        self._first = engine.who.numbers
+        self._labels: Sequence[int] = range(engine.world)
+        """The rounds' numbers of the engine's ranks."""
+        self._failure: BaseException | None = None
+        """The error that ends this rank's run, although ranks may be lost."""
+        self._note: Note | None = None
+        """This rank's note of a joint call that is not over."""
+        self._num_met = 0
+        """Joint calls to which all ranks have come."""
+        self._num_calls = 0
+        """Joint calls that are over."""
+        self._put_off: list[_Event] = []
         self._engine = engine
         self._queue: SimpleQueue[_Event | None] = SimpleQueue()
         self._news = threading.Event()
@@ -65,31 +98,52 @@ class RoundService:
         self._num_receivers: Counter[int] = Counter()
         """The ranks that do not have a fragment's last merge yet."""
         self._mail: Mail | None = None
-        if engine.world > 1:
-            channel = engine.open_beside("rounds")
-            self._mail = Mail(channel, engine.timeout, self._take, self._lose)
+        self._open_mail()
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
+
+    def _open_mail(self) -> None:
+        """Connects the engine's ranks."""
+        engine = self._engine
+        if self._connect is not None:
+            engine.on_failure = partial(self._notice, engine)
+            engine.check()
+        if engine.world > 1:
+            channel = engine.open_beside("rounds")
+            take = partial(self._take, engine)
+            self._mail = Mail(
+                channel, engine.timeout, take, partial(self._lose, engine)
+            )
 
     @property
     def sent_bytes(self) -> int:
         """The bytes that this rank has sent for its rounds."""
         return self._mail.sent_bytes if self._mail else 0
 
-    def ask(self, requests: Iterable[Request]) -> None:
-        """Sends requests to the owners of their fragments, beside training."""
+    def ask(self, requests: Sequence[Request]) -> None:
+        """Sends requests to their ranks, beside training."""
+        engine = self._engine
         for request in requests:
-            self._send(request.fragment % self._engine.world, request)
+            target = self.rounds.owner_of[request.fragment]
+            if isinstance(request, Snapshot):
+                target = request.rank
+            self._send(target, request)
+        for request in requests:
+            if isinstance(request, Snapshot):
+                self._queue.put(partial(self._release, engine, request.fragment))
 
     def check(self) -> None:
         """Raises if the run has failed, or a rank has left without the others."""
         self._check(self._left)
 
     def _check(self, left: set[int]) -> None:
-        self._engine.check()
+        if self._failure is not None:
+            raise self._failure
+        if self._connect is None:
+            self._engine.check()
         if left:
-            ranks = tuple(sorted(left))
-            raise self._engine.lose(
+            ranks = tuple(self._labels.index(label) for label in sorted(left))
+            error = self._engine.lose(
                 ranks,
                 self.rounds.step,
                 f"rank {listed(ranks)} of {self._engine.world} detached before the "
@@ -97,6 +151,8 @@ class RoundService:
                 "detach()",
                 "its last message",
             )
+            if self._connect is None:
+                raise error
 
     def meet(self, note: Note, settle: Callable[[], None]) -> list[Note]:
         """Waits until all ranks have come to a joint call, and all has arrived.
@@ -104,9 +160,7 @@ class RoundService:
         ``settle`` takes merges in. Returns all ranks' notes, in rank order. No rank
         sends until ``go_on``. Raises on all ranks alike if they make different calls.
         """
-        # To others first: this rank's thread may answer its own note at once.
-        self._send_to_others(note)
-        self._send(self._engine.rank, note)
+        self._queue.put(partial(self._announce, note))
         self.wait_for(lambda: bool(self._met), settle)
         notes = self._met.popleft()
         self._refuse_unlike(notes)
@@ -158,6 +212,8 @@ class RoundService:
         self._thread.join(_LOOK_S)
         # The handle, which keeps this, would keep the channel's connections.
         self._mail = None
+        if self._labels != range(len(self._first)):
+            self._engine.close()
 
     # From here on in the service's thread.
 
@@ -169,9 +225,10 @@ class RoundService:
         except BaseException as error:
             engine = self._engine
             text = f"rank {engine.rank} of {engine.world} raised {said(error)}"
-            engine.lose(
-                (engine.rank,), self.rounds.step, text, "its rounds", ExitCode.BROKEN
-            )
+            step = self.rounds.step
+            ranks = (engine.rank,)
+            how = "its rounds"
+            self._failure = engine.lose(ranks, step, text, how, ExitCode.BROKEN)
 
     def _do_next(self) -> bool:
         """Does what the next event asks for; returns whether others may come."""
@@ -196,13 +253,17 @@ class RoundService:
 
     @property
     def _is_drained(self) -> bool:
-        return self._engine.rank in self._drained
+        return self.rounds.rank in self._drained
 
-    def _take(self, src: int, message: RoundMessage) -> None:
-        self._queue.put(partial(self._arrived, src, message))
+    def _take(self, engine: Engine, src: int, message: RoundMessage) -> None:
+        self._queue.put(partial(self._arrived, engine, src, message))
 
-    def _arrived(self, src: int, message: RoundMessage) -> None:
-        if src in self._drained:
+    def _arrived(self, engine: Engine, src: int, message: RoundMessage) -> None:
+        if engine is self._engine:
+            self._hear(self._labels[src], message)
+
+    def _hear(self, src: int, message: RoundMessage) -> None:
+        if src in self._drained and not isinstance(message, Snapshot):
             self._held[src].append(message)
             return
         match message:
@@ -213,47 +274,122 @@ class RoundService:
                         self._answer(owner.go_without(src, time.monotonic()))
                 if len(self._notes) == self._engine.world:
                     self._send_to_others(Drained())
-                    self._note_drained(self._engine.rank)
+                    self._drained.add(self.rounds.rank)
+                    self._meet()
             case Drained():
-                self._note_drained(src)
+                self._drained.add(src)
+                self._meet()
             case Leaving():
                 self._left.add(src)
             case _:
                 self._answer(self.rounds.receive(message, time.monotonic()))
+                self._meet()
         self._news.set()
 
-    def _note_drained(self, rank: int) -> None:
-        self._drained.add(rank)
-        if len(self._drained) == self._engine.world:
+    def _announce(self, note: Note) -> None:
+        """Notes that this rank has come to a joint call, and says so."""
+        self._note = note
+        self._send_to_others(note)
+        self._hear(self.rounds.rank, note)
+
+    def _meet(self) -> None:
+        """Ends the wait of a joint call, if all has arrived; no epoch begins then."""
+        is_waiting = self._num_met == self._num_calls and not self.rounds.awaited
+        if is_waiting and len(self._drained) == self._engine.world:
+            self._num_met += 1
             self._met.append([self._notes[rank] for rank in sorted(self._notes)])
 
     def _close_due(self) -> None:
         self._answer(self.rounds.due(time.monotonic()))
 
-    def _answer(self, answers: Iterable[Answer]) -> None:
+    def _answer(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
             on_sent = None
             if isinstance(answer, Merge) and self._mail is not None:
                 fragment = answer.fragment
                 self.rounds.owners[fragment].is_sending = True
                 self._num_receivers[fragment] = self._engine.world - 1
-                sent = partial(self._sent, fragment, time.monotonic())
+                sent = partial(self._sent, self._engine, fragment, time.monotonic())
                 on_sent = partial(self._queue.put, sent)
             self.rounds.receive(answer, time.monotonic())
             self._send_to_others(answer, on_sent)
         self._news.set()
 
-    def _sent(self, fragment: int, since_s: float) -> None:
+    def _sent(self, engine: Engine, fragment: int, since_s: float) -> None:
         """Notes that one more rank has a merge."""
+        if engine is not self._engine:
+            return
         self._num_receivers[fragment] -= 1
         if not self._num_receivers[fragment]:
-            owner = self.rounds.owners[fragment]
-            owner.is_sending = False
-            owner.sync_s = time.monotonic() - since_s
+            self.rounds.owners[fragment].sync_s = time.monotonic() - since_s
+            self._release(engine, fragment)
+
+    def _release(self, engine: Engine, fragment: int) -> None:
+        """Lets a round close, as what goes before is on its way."""
+        if engine is self._engine:
+            self.rounds.owners[fragment].is_sending = False
             if not self._is_drained:
                 self._close_due()
 
+    def _notice(self, engine: Engine, failure: BaseException) -> None:
+        self._queue.put(partial(self._lose_ranks, engine, failure))
+
+    def _lose_ranks(self, engine: Engine, failure: BaseException) -> None:
+        """Goes on without lost ranks, now or after the joint call under way."""
+        if engine is not self._engine:
+            return
+        if self._num_met > self._num_calls:
+            self._put_off.append(partial(self._lose_ranks, engine, failure))
+            return
+        if self._mail is not None:
+            self._mail.close(is_whole=False)
+        try:
+            self._begin_epoch(engine, failure)
+        except BaseException as error:
+            self._failure = error
+        self._news.set()
+
+    def _begin_epoch(self, engine: Engine, failure: BaseException) -> None:
+        """Begins the next epoch of rounds among the ranks that are left."""
+        assert self._connect is not None
+        own = [self._num_met, *self.rounds.row()]
+        while True:
+            left = go_on_without(engine, failure, self._connect, own)
+            engine = left.engine
+            self._mail = None
+            self._engine = engine
+            try:
+                self._open_mail()
+                break
+            except RankFailed as later:
+                failure = later
+        first = self._first
+        numbers = engine.who.numbers
+        self._labels = [first.index(n) if n in first else n for n in numbers]
+        rows = left.values
+        self._num_receivers.clear()
+        self._left.clear()
+        self._held.clear()
+        self._drained.clear()
+        of_rounds = [row[1:] for row in rows]
+        self.rounds.begin_epoch(dict(zip(self._labels, of_rounds, strict=True)))
+        self._on_epoch(left)
+        if max(row[0] for row in rows) > self._num_met:
+            # Others have met: they have heard this rank, which has all notes then.
+            self._drained.update(self._labels)
+            self._meet()
+        else:
+            self._notes.clear()
+            if self._note is not None:
+                self._announce(self._note)
+
     def _go_on(self) -> None:
+        self._note = None
+        self._num_calls += 1
+        put_off = self._put_off
+        self._put_off = []
+        for event in put_off:
+            self._queue.put(event)
         for owner in self.rounds.owners.values():
             owner.come_back()
         held = self._held
@@ -262,28 +398,29 @@ class RoundService:
         self._drained = set()
         for src, messages in held.items():
             for message in messages:
-                self._arrived(src, message)
+                self._hear(src, message)
 
     # From any thread.
 
     def _send(
         self, dst: int, message: RoundMessage, on_sent: _Event | None = None
     ) -> None:
-        if dst == self._engine.rank:
-            self._take(dst, message)
-        elif (mail := self._mail) is not None:
-            mail.send(dst, message, on_sent)
+        if dst == self.rounds.rank:
+            own = partial(self._arrived, self._engine, self._engine.rank, message)
+            self._queue.put(own)
+        elif (mail := self._mail) is not None and dst in self._labels:
+            mail.send(self._labels.index(dst), message, on_sent)
 
     def _send_to_others(
         self, message: RoundMessage, on_sent: _Event | None = None
     ) -> None:
-        for rank in range(self._engine.world):
-            if rank != self._engine.rank:
+        for rank in self._labels:
+            if rank != self.rounds.rank:
                 self._send(rank, message, on_sent)
 
-    def _lose(self, error: BaseException) -> None:
-        if not self._engine.has_failed:
-            self._engine.unreachable("exchange rounds", error, self.rounds.step)
+    def _lose(self, engine: Engine, error: BaseException) -> None:
+        if not engine.has_failed:
+            engine.unreachable("exchange rounds", error, self.rounds.step)
 
     def _refuse_unlike(self, notes: list[Note]) -> None:
         for field, what, remedy in _ALIKE:

@@ -1,0 +1,209 @@
+"""Local steps with a quorum go on without lost ranks, on real ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import pytest
+
+import gradwire as gw
+from gradwire.errors import RankFailed
+from tests.each import each
+from tests.runtime.local_steps.test_partial_steps import await_event, happens, prepared
+from tests.runtime.ranks import Ranks
+from tests.runtime.training import digest, train
+
+pytestmark = [pytest.mark.multi, pytest.mark.slow, pytest.mark.timeout(180)]
+Pools = Callable[[int], Ranks]
+SHRINK = gw.FailurePolicy(on_failure="shrink", timeout=timedelta(seconds=60))
+
+
+class Report(NamedTuple):
+    """What a survivor has seen."""
+
+    bits: str
+    anchors: str
+    left: list[tuple[int, ...]]
+    ranks: tuple[int, ...]
+    has_quorum: bool
+    world: int
+    warnings: list[str]
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watched_log() -> list[str]:
+    """The warnings of this process from now on."""
+    found: list[str] = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    logging.getLogger("gradwire").addHandler(Keeps(logging.WARNING))
+    return found
+
+
+def train_until(
+    net: Any, optimizer: Any, handle: Any, ready: Callable[[], bool]
+) -> None:
+    while not ready():
+        train(net, optimizer, handle.rank, [handle.step])
+
+
+def reported(net: Any, handle: Any, warnings: list[str]) -> Report:
+    stats = handle.stats()
+    report = Report(
+        bits=digest(net),
+        anchors=digest(handle.anchors().values()),
+        left=[one["ranks"] for one in stats["left"]],
+        ranks=stats["ranks"],
+        has_quorum=stats["has_quorum"],
+        world=handle.world_size,
+        warnings=[text for text in warnings if "is lost" in text],
+    )
+    handle.detach()
+    return report
+
+
+def going_on(rank: int, world: int, dead: dict[int, int]) -> Report | None:
+    """Each rank in ``dead`` dies after so many steps; fragments have all owners."""
+    warnings = watched_log()
+    net, optimizer, handle = prepared(
+        exchange="topk", fragments=4, quorum=2, failure=SHRINK
+    )
+    if rank in dead:
+        train(net, optimizer, rank, range(dead[rank]))
+        die()
+    lost = lambda: sum(len(one["ranks"]) for one in handle.stats()["left"])  # noqa: E731
+    train_until(net, optimizer, handle, lambda: lost() == len(dead))
+    if handle.stats()["has_quorum"]:
+        before = [learner.version for learner in handle._rounds.learners]
+        learners = handle._rounds.learners
+        train_until(
+            net,
+            optimizer,
+            handle,
+            lambda: all(
+                learner.version > version + 1
+                for learner, version in zip(learners, before, strict=True)
+            ),
+        )
+    handle.end_period()
+    return reported(net, handle, warnings)
+
+
+@each("dead", [{2: 7}, {1: 6, 3: 6}, {1: 6, 2: 20}], ids=str)
+def test_survivors_train_on(dead: dict[int, int], ranks_of: Pools) -> None:
+    pool = ranks_of(4)
+    pool.send(going_on, dead)
+    reports = pool.survivors(set(dead))
+    first = reports[0]
+    assert all(one.bits == one.anchors == first.bits for one in reports)
+    for one in reports:
+        assert sorted(rank for ranks in one.left for rank in ranks) == sorted(dead)
+        assert one.ranks == tuple({*range(4)} - {*dead})
+        assert one.world == 4 - len(dead)
+        assert one.has_quorum
+        assert one.warnings
+
+
+def left_alone(rank: int, world: int) -> Report | None:
+    warnings = watched_log()
+    net, optimizer, handle = prepared(failure=SHRINK)
+    train(net, optimizer, rank, range(6))
+    if rank == 1:
+        die()
+    train_until(net, optimizer, handle, lambda: bool(handle.stats()["left"]))
+    before = handle.stats()["exchanges"]
+    train(net, optimizer, rank, range(12))
+    assert handle.stats()["exchanges"] <= before + 1
+    handle.end_period()
+    return reported(net, handle, warnings)
+
+
+def test_a_rank_alone_says_so_and_merges_at_the_end(
+    ranks_of: Pools,
+) -> None:
+    pool = ranks_of(2)
+    pool.send(left_alone)
+    (report,) = pool.survivors({1})
+    assert report.left == [(1,)]
+    assert not report.has_quorum
+    assert report.bits == report.anchors
+    assert "this rank trains alone" in report.warnings[0]
+
+
+def lost_at_the_end(rank: int, world: int) -> Report | None:
+    """Rank 2 dies while the others wait for it in ``end_period``."""
+    warnings = watched_log()
+    net, optimizer, handle = prepared(fragments=4, quorum=2, failure=SHRINK)
+    train(net, optimizer, rank, range(6 + rank))
+    if rank == 2:
+        await_event("all others wait")
+        die()
+    announce = handle._service._announce
+
+    def announced(note: Any) -> None:
+        announce(note)
+        happens(f"rank {rank} waits")
+        if rank == 0:
+            for other in (1, 3):
+                await_event(f"rank {other} waits")
+            happens("all others wait")
+
+    handle._service._announce = announced
+    handle.end_period()
+    return reported(net, handle, warnings)
+
+
+def test_a_rank_that_is_lost_at_the_end_holds_nobody_up(
+    ranks_of: Pools,
+) -> None:
+    pool = ranks_of(4)
+    pool.send(lost_at_the_end)
+    reports = pool.survivors({2})
+    assert {one.bits for one in reports} == {one.anchors for one in reports}
+    assert len({one.bits for one in reports}) == 1
+    assert all(one.left == [(2,)] for one in reports)
+
+
+def stopped(rank: int, world: int) -> Any:
+    """Rank 1 stands still for longer than the time-out."""
+    failure = gw.FailurePolicy(on_failure="shrink", timeout=timedelta(seconds=4))
+    warnings = watched_log()
+    net, optimizer, handle = prepared(fragments=4, failure=failure)
+    train(net, optimizer, rank, range(5))
+    if rank == 1:
+        happens("stopping")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        with pytest.raises(RankFailed) as caught:
+            train_until(net, optimizer, handle, lambda: False)
+        handle.detach()
+        return caught.value.ranks, str(caught.value)
+    train_until(net, optimizer, handle, lambda: bool(handle.stats()["left"]))
+    happens(f"rank {rank} goes on")
+    handle.end_period()
+    return reported(net, handle, warnings)
+
+
+def test_a_rank_that_stops_too_long_is_out_and_is_told(
+    ranks_of: Pools,
+) -> None:
+    pool = ranks_of(3)
+    pool.send(stopped)
+    found = pool.collect(100.0, without=[1])
+    assert all(found[rank].error is None for rank in (0, 2)), found
+    pool.kill(1, signal.SIGCONT)
+    ranks, text = pool._answer(1, pool._ends[1]).value
+    assert ranks == (1,)
+    assert "rank 1 of 3 stopped answering" in text
+    assert found[0].value.left == found[2].value.left == [(1,)]
+    assert found[0].value.bits == found[2].value.bits
