@@ -93,6 +93,13 @@ class casync_ps(Collective):
         if self.servers is not None:
             check_whole("servers", self.servers, "leave it out for none")
 
+    def __repr__(self) -> str:
+        """The settings; checkpoints of before there were servers name none."""
+        named = f"partitions={self.partitions!r}, room_bytes={self.room_bytes!r}"
+        if self.servers is not None:
+            named += f", servers={self.servers!r}"
+        return f"casync_ps({named})"
+
     @property
     def _num_chunks(self) -> int | None:
         """The number of chunks that are not empty by their number; None: one a rank."""
