@@ -1009,6 +1009,23 @@ class PartialRounds:
         """The rounds that take all in."""
         self._tape = tape
 
+    def memory(self) -> dict[str, int]:
+        """Bytes beside parameters and anchors, of the kinds in ``stats()``."""
+        # another thread may add to what is copied here
+        waiting = [m for m in self.inbox.copy() if isinstance(m, Merge | Snapshot)]
+        pushes = [p for owner in self.owners.values() for p in [*owner.pushes.values()]]
+        pushes += [one.pushed for one in self.learners if one.pushed is not None]
+        # a push to this rank itself is one payload
+        payloads = {id(m.payload_B): m.payload_B.nbytes for m in (*waiting, *pushes)}
+        codecs = [one.codec for one in self.learners]
+        codecs += [owner.codec for owner in self.owners.values()]
+        residuals = [c.residual_N for c in codecs if c.residual_N is not None]
+        return {
+            "residuals": sum(residual_N.nbytes for residual_N in residuals),
+            "messages": sum(one.pushed_N.nbytes for one in self.learners),
+            "payloads": sum(payloads.values()),
+        }
+
     def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         """Takes a message; merges wait for the next ``border``."""
         fragment = message.fragment

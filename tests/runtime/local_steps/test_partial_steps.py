@@ -494,6 +494,50 @@ def test_only_what_rounds_use_is_opened_and_detach_gives_it_back(two: Ranks) -> 
         assert not found.is_kept
 
 
+class Held(NamedTuple):
+    """Bytes of a rank, at most over its steps, and those of its whole model."""
+
+    most_bytes: int
+    model_bytes: int
+    fragment_bytes: int
+    kinds: dict[str, int]
+
+
+def held(rank: int, world: int, exchange: str, quorum: int | None) -> Held:
+    net, optimizer, handle = prepared(exchange=exchange, quorum=quorum, fragments=2)
+    found = []
+    for step in range(12):
+        train(net, optimizer, rank, [step])
+        memory = handle.stats()["memory"]
+        # beside what threads and channels keep for all models together
+        kinds = {k: memory[k] for k in ("residuals", "messages", "payloads", "state")}
+        found.append(kinds)
+    handle.end_period()
+    handle.detach()
+    sizes = [param.nbytes for param in net.parameters()]
+    most = max(found, key=lambda kinds: sum(kinds.values()))
+    return Held(sum(most.values()), sum(sizes), max(sum(sizes) // 2, *sizes), most)
+
+
+@pytest.mark.multi
+@each("exchange", ["none", "uniform", "topk"])
+def test_rounds_hold_little_more_memory_than_lock_step(
+    two: Ranks, exchange: str
+) -> None:
+    """At most one anchor and one buffer of a fragment, in few bits.
+
+    Uncompressed pushes and the owner's are whole models, and so is a residual.
+    """
+    in_step = two.run(held, exchange, None)
+    in_rounds = two.run(held, exchange, 1)
+    for lock, partial_rounds in zip(in_step, in_rounds, strict=True):
+        more_bytes = partial_rounds.most_bytes - lock.most_bytes
+        wholes = 3 if exchange == "none" else 1
+        assert more_bytes <= wholes * lock.model_bytes + lock.fragment_bytes
+        assert partial_rounds.kinds["messages"] > 0
+        assert partial_rounds.kinds["payloads"] > 0
+
+
 ENDS = """
 import atexit, sys, threading
 

@@ -343,6 +343,12 @@ class PartialSteps(LocalSteps):
         """
         figures = super().stats()
         figures["step_s"] *= self._rhythm.gap
+        memory = figures["memory"]
+        found = self._rounds.memory()
+        for kind, size_bytes in found.items():
+            memory[kind] += size_bytes
+        numel = sum(flat.anchor_N.numel() for flat in self._flat)
+        memory["bytes_a_parameter"] += sum(found.values()) / numel
         versions = [learner.version for learner in self._rounds.learners]
         epoch = self._rounds.epoch
         return {
