@@ -65,7 +65,7 @@ def generated() -> dict[str, str]:
 
 
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "attach.md": ("attach", "Average the gradients of a model.", ("attach",)),
+    "attach.md": ("attach", "Average the gradients of a model.", ("attach", "serve")),
     "local_steps.md": (
         "local_steps",
         "Let ranks train alone, and exchange once in some steps.",

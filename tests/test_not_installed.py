@@ -22,8 +22,6 @@ from gradwire.kernels import libraries as gpu
 from gradwire.planning.data.cluster import Cluster
 from gradwire_bench.cli.demo import write
 from gradwire_bench.demo import demo
-from gradwire_bench.micro import partition
-from gradwire_bench.micro.draws import IndexDraws
 from gradwire_bench.micro.kernel_peers import check_compiles
 from gradwire_bench.report import figure as _figure
 from gradwire_bench.report import html
@@ -70,11 +68,6 @@ def write_html() -> object:
     )
 
 
-def on_a_gpu() -> object:
-    draws = IndexDraws(numel=1000, world=8)
-    return partition.measure(draws, 1e9, 1, 4, device="cuda")
-
-
 def meet(framework: str) -> Callable[[], object]:
     """Imports the file of a framework, as if for the first time."""
     name = f"gradwire.integrations.{framework}"
@@ -101,7 +94,7 @@ NEEDED: dict[str, tuple[Callable[[], object], ...]] = {
         language.gpt2,
         meet("transformers"),
     ),
-    "triton": (on_a_gpu, lambda: check_compiles("cuda")),
+    "triton": (lambda: check_compiles("cuda"),),
 }
 
 

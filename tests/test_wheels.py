@@ -281,6 +281,7 @@ def test_the_newest_level_that_a_processor_has_is_taken_first(tmp_path: Path) ->
     ):
         listing.write_text(f"processor: 0\nflags\t\t: {flags}\n", encoding="utf-8")
         prebuilt.levels.cache_clear()
+        prebuilt.cpu_lines.cache_clear()
         assert prebuilt.levels("x86_64", listing) == wanted
     assert prebuilt.levels("x86_64", tmp_path / "absent") == ()
 

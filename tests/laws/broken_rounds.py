@@ -220,7 +220,7 @@ class SaysThatAllIsThere(FragmentLearner):
     """A rank has the last round close without what it has learnt since its push."""
 
     def rest(self, param_N: Tensor, step: int) -> Request:
-        return Rest(self.fragment, self.rank)
+        return Rest(self.fragment, self.rank, self._epoch.number)
 
 
 class DropsEarlierPushes(FragmentOwner):

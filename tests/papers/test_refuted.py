@@ -30,6 +30,7 @@ from papers.frame import Ask, Claim, effect
 from papers.hipress import (
     ablation,
     accuracy,
+    batch,
     convergence,
     coordinator,
     gpu_use,
@@ -37,7 +38,9 @@ from papers.hipress import (
     pipeline,
     plans,
     printed,
+    servers,
     sizes,
+    slots_measured,
     speed,
     throughput,
     varied,
@@ -85,6 +88,7 @@ ALIKE = (
     "reach a loss in as many epochs",
     # or that something is below a bound, or above one.
     "no step is slower than with static turns",
+    "no step is slower than by static turns",
     "the coordinator's load is light",
     "Top-k selects 53.57 %",
     "less than 10 s",
@@ -204,6 +208,17 @@ def of_hipress(row: Make) -> Iterator[Claim]:
             for spread in coordinator.SPREADS
             for way in ways
         ]
+    )
+    yield from slots_measured.claims_of(
+        [
+            row(way=way, model="m", uneven_percent=100 * spread)
+            for spread in slots_measured.SPREADS
+            for way in (slots_measured.STATIC, slots_measured.COORDINATED)
+        ]
+    )
+    yield from batch.claims_of([row() for _ in range(2)])
+    yield from servers.claims_of(
+        [row(hosts=servers.HOSTS) for _ in range(2 * len(servers.ROLES))]
     )
     ring, best = several(row, "name", ("Ring", "HiPress"), application="ugatit")
     yield gpu_use._sparser(ring, best)

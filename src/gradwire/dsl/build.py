@@ -77,7 +77,7 @@ class Built:
         """
         if not calls:
             return []
-        on_cpu = calls[0].device.type == "cpu"
+        on_cpu = calls[0].on_cpu
         library = self.library() if on_cpu else None
         if library is None:
             if not on_cpu and has_triton():

@@ -62,6 +62,11 @@ class Call(NamedTuple):
         """The device on which all operands lie."""
         return next(iter(self.operands.values())).device
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all operands lie on the CPU."""
+        return self.device.type == "cpu"
+
     def beside(self, operands: Mapping[str, Tensor]) -> Call:
         """The call with some operands more."""
         return self._replace(operands={**self.operands, **operands})

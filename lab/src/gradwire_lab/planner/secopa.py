@@ -46,7 +46,7 @@ import torch
 
 from gradwire.collective.steps.travel import travel
 from gradwire.contract import Compressor, Layout
-from gradwire.contract.bounds import check_share
+from gradwire.contract.bounds import check_share, check_whole
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import algorithm_by_name
@@ -174,6 +174,7 @@ def _served(
     setting: ExchangeSetting, servers: int, cluster: Cluster
 ) -> ExchangeSetting:
     """The exchange by servers of their own."""
+    check_whole("servers", servers, "leave it out for none")
     workers = cluster.num_ranks - servers
     if setting.collective != "casync_ps" or workers < 1 or cluster.ranks_per_host > 1:
         accepted = "fewer than the ranks, by casync_ps, with one rank on each host"
