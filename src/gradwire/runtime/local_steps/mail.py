@@ -166,6 +166,15 @@ class Mail:
         if is_whole:
             _join(self._threads)
 
+    def end(self) -> None:
+        """Ends this mail without a message, as the ranks connect anew.
+
+        A rank that has not heard of it yet would take this one for detached.
+        """
+        self._is_closing = True
+        for outgoing in self._outgoing.values():
+            outgoing.put((None, None))
+
     def _carry(self, is_over: Callable[[int], bool], rank: int) -> None:
         try:
             while not is_over(rank):
@@ -179,6 +188,8 @@ class Mail:
     def _sends_last(self, dst: int) -> bool:
         """Sends the next message; returns whether it was the last one."""
         message, on_sent = self._outgoing[dst].get()
+        if message is None:
+            return True
         head_B, *rest = _parts(message)
         works = [self._channel.send([head_B], dst, _HEAD_TAG)]
         works += [self._channel.send([p], dst, _PAYLOAD_TAG) for p in _pieces(rest)]

@@ -342,7 +342,7 @@ class RoundService:
             self._put_off.append(partial(self._lose_ranks, engine, failure))
             return
         if self._mail is not None:
-            self._mail.close(is_whole=False)
+            self._mail.end()
         try:
             self._begin_epoch(engine, failure)
         except BaseException as error:
