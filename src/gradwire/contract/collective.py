@@ -24,10 +24,7 @@ class Needs:
     additive: bool = False
     exact_size: bool = False
     exact_size_of_scales: bool = False
-    """An exact size, but where each element has its own value in the payload.
-
-    Sparse payloads with a scale may vary: a rank selects a sum's elements anew.
-    """
+    """An exact size, but where each element has its own value in the payload."""
     layouts: tuple[Layout, ...] = ()
 
     def refusal(self, traits: Traits) -> str | None:
@@ -44,8 +41,7 @@ class Needs:
             return (
                 "it cuts messages by size beforehand, and these payloads vary in size"
             )
-        varies = not traits.exact_size and traits.layout is not Layout.SPARSE
-        if self.exact_size_of_scales and traits.shared_scale and varies:
+        if self.exact_size_of_scales and traits.shared_scale and not traits.exact_size:
             return (
                 "it encodes a sum again at every rank, and payloads that vary in size "
                 "and share a scale make sums larger from rank to rank"

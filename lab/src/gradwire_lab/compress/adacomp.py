@@ -9,8 +9,9 @@ Differences: bins are multiples of 64 elements, where the paper has 50 for convo
     and 500 for the rest: ``block`` 64 and 512 are nearest. Indices travel as int32 and
     signs as bits, instead of both in 8 or 16 bits an element by its place in its bin.
     Zeros are never sent, nor a bin of them; a bin with a NaN is sent whole. Without a
-    residual G is dW, and what reaches half of its bin's largest is sent. On a ring each
-    hop selects again from the sum so far (HiPress, section 5.3), by sizes that vary.
+    residual G is dW, and what reaches half of its bin's largest is sent. No ring
+    carries it: each hop would select again from the sum so far (HiPress, section 5.3),
+    and means would lack more of the gradients than the law of dense means allows.
 Default: the paper's larger bins. Bins of so many elements send too little of a
     transformer's matrices: 400 steps of a small GPT end 52 % behind dense, 39 % with
     ``block=128`` (docs/measured.md).
