@@ -374,6 +374,8 @@ ROWS = [6, 8, 9, 12]
 
 
 def in_rows(channel: Any) -> Any:
+    # else a rank that gets nothing closes while others connect
+    agree_on_ways(channel)
     channel.row_width = row_width(channel.size())
     return channel
 
