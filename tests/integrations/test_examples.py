@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.multi, pytest.mark.timeout(400)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+NIGHTLY = {"torchtitan": pytest.mark.nightly}
+"""Examples whose runs take long, and whose parts other tests hold."""
 FRAMEWORKS = {
     # How it is started; its arguments for a whole run, a first part, and the rest of
     # it.
@@ -103,7 +105,10 @@ def test_sharded_layers_go_on_with_the_bits_of_one_run(
     assert trained("parts", "4", "--resume")[-2:] == at_once[-2:]
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=NIGHTLY.get(name, ())) for name in FRAMEWORKS],
+)
 def test_a_run_in_two_parts_ends_in_the_bits_of_one(name: str, tmp_path: Path) -> None:
     # that example has torchtitan's loop, and does not import it
     if name != "torchtitan" and importlib.util.find_spec(name) is None:

@@ -137,6 +137,7 @@ def test_of_parts_that_are_uneven(exchange: Exchange) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(500)
 @each("exchange", EVERY.values(), ids=name_of)
 def test_one_rank_of_every_exchange_takes_as_long_as_all(exchange: Exchange) -> None:

@@ -114,6 +114,7 @@ def test_the_loss_of_a_store_beside_the_ranks_is_named_on_all(
         assert "the job's store stopped answering, though rank 0 of 3 does" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_torchrun_starts_a_job_again_whose_rank_0_was_killed(tmp_path: Path) -> None:
     """Its agent holds the store, with all that the dead ranks have left there."""
