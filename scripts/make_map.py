@@ -26,11 +26,12 @@ from gradwire.planning.price import iteration_s
 FILE = Path(__file__).resolve().parents[1] / "docs" / "map.js"
 AXES: dict[str, tuple[float, ...]] = {
     "rate_mbit": (10, 30, 100, 300, 1000, 3000, 10000),
-    "rtt_ms": (0.2, 1, 3, 6, 9, 20, 80, 300),
-    "parameters": (1e5, 1e6, 1e7, 1e8, 1e9),
+    "rtt_ms": (0.2, 1, 3, 7.99, 8, 20, 80, 300),
+    "parameters": (1e5, 3e5, 1e6, 3e6, 1e7, 1e8, 1e9),
     "ranks": (2, 3, 4, 8, 16, 32),
 }
-"""The points of the grid. A latency of 4 ms is where sums begin to go straight."""
+"""The points of the grid. From 8 ms there and back on sums of all sizes go straight, so
+seconds jump there."""
 EXCHANGES = ("none", "uniform", "topk")
 HOP_S = 1e-4
 """A message's own work."""

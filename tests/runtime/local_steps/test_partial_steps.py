@@ -653,6 +653,18 @@ SENT: tuple[RoundMessage, ...] = (
 )
 
 
+def test_ranks_that_connect_anew_do_not_say_that_they_leave() -> None:
+    """A rank that has not heard of it yet would take this one for detached."""
+    link = SlowLink()
+    mail = Mail(link, timedelta(seconds=1), lambda *_: None, lambda _: None)
+    mail.send(1, Drained())
+    mail.end()
+    (sender,) = [one for one in mail._threads if " to " in one.name]
+    sender.join(60)
+    assert not sender.is_alive()
+    assert len(link.waited) == 1
+
+
 @each("message", SENT, ids=lambda message: type(message).__name__)
 def test_a_message_is_read_as_it_was_written(message: RoundMessage) -> None:
     """A head holds no list, so that a pull among many ranks has 256 bytes too."""
