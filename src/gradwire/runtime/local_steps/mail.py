@@ -54,11 +54,19 @@ class Drained(NamedTuple):
     """Says that its sender sends no answer any more until the joint call is over."""
 
 
+class Invitation(NamedTuple):
+    """Asks all ranks to meet a newcomer."""
+
+    number: int
+    label: int
+    """Its number in the job."""
+
+
 class Leaving(NamedTuple):
     """The last message of a rank that detaches."""
 
 
-RoundMessage = Request | Pull | Merge | Note | Drained | Leaving
+RoundMessage = Request | Pull | Merge | Note | Drained | Invitation | Leaving
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(RoundMessage)}
 
 
