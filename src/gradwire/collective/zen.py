@@ -17,8 +17,6 @@ State: the codec's.
 Contributed: the encoded gradient.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

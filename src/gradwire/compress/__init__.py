@@ -4,8 +4,6 @@
 may be a folder. A compressor knows one rank's gradient, and no process group.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ..contract.registry import make_registry

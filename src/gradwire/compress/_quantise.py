@@ -1,7 +1,5 @@
 """Helpers that quantisers share: inverses of scales, and refusals of settings."""
 
-from __future__ import annotations
-
 import torch
 
 from ..contract.bounds import check_number

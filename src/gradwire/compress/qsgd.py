@@ -14,8 +14,6 @@ Wire: norm_B float32, codes_N in ``bitwidth`` bits (level + sign * s around s =
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..contract import Compressor, Traits

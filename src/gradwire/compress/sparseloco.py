@@ -21,8 +21,6 @@ Wire: levels_2B bfloat16 (rounded towards zero), elias_fano of the places, codes
 State: none. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

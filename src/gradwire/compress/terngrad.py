@@ -18,8 +18,6 @@ Wire: top_B float32, codes_N in 2 bits (0: -top, 1: zero, 2: top; code i in bits
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..contract import Traits

@@ -4,8 +4,6 @@
 a plan names; ``run_local`` runs one on all ranks in this process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any

@@ -19,8 +19,6 @@ Contributed: that of the clipped gradient. The part that was clipped off is gone
 purpose.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

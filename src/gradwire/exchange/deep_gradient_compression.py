@@ -8,8 +8,6 @@ Differences: the docstrings of its parts state them: ``compress/dgc`` (sampled
     incompatible algorithms DGC. Most are the selection alone, here ``compress.dgc``.
 """
 
-from __future__ import annotations
-
 from ..compress.dgc import dgc
 from ..contract import Exchange
 from ..contract.bounds import check_whole

@@ -3,8 +3,6 @@
 It is one of several exchanges around another one; all of them are a ``Wrapper``.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

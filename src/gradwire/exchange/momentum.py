@@ -42,8 +42,6 @@ Contributed: the parts that left m. The sum over ranks of (gradient + decay * ol
     W * mean plus the sum over ranks of the new m.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple

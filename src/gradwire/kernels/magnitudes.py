@@ -3,8 +3,6 @@
 Legend: N elements, L ranges. With c = grad + residual.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ..errors import invalid

@@ -6,8 +6,6 @@ Legend: N elements. All operands but the gradient have the working dtype, float3
 float64.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -15,8 +15,6 @@ resumed measures and plans anew. Residuals of the old plan arrive with the first
 gradients.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from time import perf_counter as clock
 from typing import Any

@@ -14,8 +14,6 @@ Differences: h0 is the part of an index's place under the permutation. All ranks
 part, in half the time or less on a CPU. Legend: K entries, W parts.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -6,8 +6,6 @@ data: runtime and simulator read the same plan. A planner's own parts are in its
 Parts that several planners share are in the room above.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ...contract.registry import make_registry

@@ -15,8 +15,6 @@ Order: backward; a sparse tensor is a message of its own. Nothing is cut; the ne
     forward starts when all communication has ended.
 """
 
-from __future__ import annotations
-
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Profile

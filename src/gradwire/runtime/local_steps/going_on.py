@@ -1,7 +1,5 @@
 """Going on: the engine and the process group of the ranks that are left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

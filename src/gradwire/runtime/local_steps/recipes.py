@@ -22,8 +22,6 @@ Douillard et al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025
 >>> handle.detach()
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -11,8 +11,6 @@ If ranks may be lost, this thread goes on without them (``going_on``), and train
 on meanwhile. Messages of the connections before are dropped.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

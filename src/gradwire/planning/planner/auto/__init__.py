@@ -26,8 +26,6 @@ Order: backward, or the most urgent that is ready where the next forward pass is
 overlapped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from math import inf

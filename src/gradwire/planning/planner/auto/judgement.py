@@ -1,7 +1,5 @@
 """Judgement: which of many priced plans is taken, and what is said of the choice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
