@@ -20,10 +20,10 @@ from torch import Tensor
 
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries, Parts
-from gradwire.kernels.sparse.hashing import Hashed, HashMemory, hash_partition
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.report import curves
+from gradwire_lab.kernels.hashing import Hashed, HashMemory, hash_partition
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from .values import number
