@@ -51,7 +51,8 @@ class Wrapper(Exchange):
     """Whether uncompressed gradients take it too, as the optimizer lacks its effect."""
     of_gradients: ClassVar[bool] = True
     """Whether its means are means of gradients, and not of momentum."""
-
+    is_of_rank: ClassVar[bool] = False
+    """Whether it changes a rank's own gradient, so that a host's mean is too late."""
     changes: ClassVar[bool] = False
     """Whether its payloads may change from step to step by themselves."""
     is_of_schemes: ClassVar[bool] = False

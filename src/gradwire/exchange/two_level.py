@@ -58,7 +58,6 @@ from ..contract.verbs import (
 )
 from ..errors import invalid
 from .by_name import Accounting
-from .clipping import Clipping
 from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
 from .mapped_room import MappedRoom
@@ -510,8 +509,7 @@ def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
     """
     if ranks_per_host == 1:
         return exchange
-    if isinstance(exchange, Wrapper) and any(
-        isinstance(o, Clipping) for o in nested(exchange)
-    ):
+    wrappers = [part for part in nested(exchange) if isinstance(part, Wrapper)]
+    if any(wrapper.is_of_rank for wrapper in wrappers):
         return replace(exchange, inner=on_hosts(exchange.inner, ranks_per_host))
     return TwoLevel(exchange, ranks_per_host)

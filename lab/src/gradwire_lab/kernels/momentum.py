@@ -9,9 +9,11 @@ float64.
 import torch
 from torch import Tensor
 
-from .libraries import check_floating, check_vector, loader
+from gradwire.kernels.libraries import check_floating, check_vector, loader
 
-_load_momentum = loader("momentum")
+from . import SOURCES
+
+_load_momentum = loader("momentum", SOURCES)
 
 
 def accumulate(
