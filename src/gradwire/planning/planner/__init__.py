@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .mgwfbp import mgwfbp as mgwfbp
     from .usbyte import usbyte as usbyte
     from .wfbp import wfbp as wfbp
-    from .zen import zen as zen
 
     def __getattr__(name: str) -> Any: ...  # the algorithms of other packages
 
