@@ -50,7 +50,6 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
     "int8": [{"block": block} for block in BLOCKS],
     "fp8": [{"block": block} for block in BLOCKS],
     "onebit": [{"stretch": 1.0}],
-    "terngrad": [{"clip": None}],
 }
 """What people set, beside the defaults and the examples of each compressor's file."""
 

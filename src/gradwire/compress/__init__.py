@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .powersgd import powersgd as powersgd
     from .qsgd import qsgd as qsgd
     from .selective import selective as selective
-    from .terngrad import terngrad as terngrad
     from .topk import topk as topk
     from .uniform import uniform as uniform
 

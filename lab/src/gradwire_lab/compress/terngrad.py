@@ -20,8 +20,9 @@ State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 
 from dataclasses import replace
 
-from ..contract import Traits
-from ..dsl.language import (
+from gradwire.compress._quantise import lift
+from gradwire.contract import Traits
+from gradwire.dsl.language import (
     Compressed,
     Scalar,
     Vector,
@@ -38,8 +39,9 @@ from ..dsl.language import (
     uint2,
     where,
 )
-from ..dsl.program import Program
-from ._quantise import check_positive, lift
+from gradwire.dsl.program import Program
+
+from ._positive import check_positive
 
 
 class terngrad(Program, unbiased=True):
