@@ -15,7 +15,6 @@ from torch import Tensor
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor, State, Traits
@@ -36,6 +35,7 @@ from gradwire.dsl.language import (
     where,
 )
 from gradwire_lab.compress.natural_compression import natural_compression
+from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.compress.terngrad import terngrad
 
 Encoded = tuple[Payload, State]

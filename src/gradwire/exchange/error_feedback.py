@@ -196,10 +196,10 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
             more than it was given.
 
     >>> from gradwire.collective.casync_ps import casync_ps
-    >>> from gradwire.compress.qsgd import qsgd
+    >>> from gradwire.compress.uniform import uniform
     >>> from gradwire.exchange.pair import pair
     >>> try:
-    ...     with_error_feedback(pair(qsgd(bitwidth=2), casync_ps()))
+    ...     with_error_feedback(pair(uniform(bitwidth=2), casync_ps()))
     ... except InvalidSetting as error:
     ...     print(str(error).partition(";")[2])
      use it without error feedback: it is unbiased, so its errors cancel over steps
