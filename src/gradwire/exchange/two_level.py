@@ -509,7 +509,8 @@ def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
     """
     if ranks_per_host == 1:
         return exchange
-    wrappers = [part for part in nested(exchange) if isinstance(part, Wrapper)]
-    if any(wrapper.is_of_rank for wrapper in wrappers):
+    if isinstance(exchange, Wrapper) and any(
+        part.is_of_rank for part in nested(exchange) if isinstance(part, Wrapper)
+    ):
         return replace(exchange, inner=on_hosts(exchange.inner, ranks_per_host))
     return TwoLevel(exchange, ranks_per_host)
