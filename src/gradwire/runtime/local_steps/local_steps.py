@@ -24,8 +24,6 @@ until ``detach()``, unless its ranks are one host of ``mesh``. Call ``end_period
 before that, as DDP expects the same parameters on all ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any

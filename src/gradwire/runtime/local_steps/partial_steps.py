@@ -8,8 +8,6 @@ A fragment's anchors lie in one row of memory, and the outer optimizer's paramet
 views of it. Each rank steps its own copy of them, by the same payloads.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import weakref

@@ -15,8 +15,6 @@ connect beside their rounds. Then this thread stands still until all have announ
 their place in the rounds, by which the next epoch begins.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
