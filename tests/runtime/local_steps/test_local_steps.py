@@ -384,8 +384,8 @@ def test_a_rank_that_stays_behind_is_named(doomed_two: Ranks) -> None:
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"every": 0}, "every must be an integer of at least 1, got 0"),
-    ({"every": 2.0}, "every must be an integer of at least 1, got 2.0"),
+    ({"every": 0}, "every must be a whole number, 1 to .*, got 0"),
+    ({"every": 2.0}, "every must be a whole number, 1 to .*, got 2.0"),
     ({"every": 4, "fragments": 3}, "fragments must be a divisor of every, 4"),
     (
         {"every": 9, "fragments": 9},
