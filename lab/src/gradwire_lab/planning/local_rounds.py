@@ -8,8 +8,6 @@ Useful time is the share of the ranks' time in local steps that a merge has take
 Not modelled: what encodes cost, and what a rank learns while its push is under way.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
