@@ -30,7 +30,6 @@ from gradwire.cli.report.table import Row
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.sparseloco import sparseloco
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor
 from gradwire.contract.spec import TensorSpec
@@ -45,6 +44,7 @@ from gradwire_bench.workloads import text
 from gradwire_bench.workloads.gpt import GPT
 from gradwire_bench.workloads.lstm import LSTMLM
 from gradwire_bench.workloads.task import Batch, class_loss, mean_over, random_of
+from gradwire_lab.compress.sparseloco import sparseloco
 from gradwire_lab.exchange.virtual_rounds import (
     SteppedAnchor,
     VirtualClock,

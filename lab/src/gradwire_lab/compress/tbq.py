@@ -19,7 +19,6 @@ State: none. Contributed: the decoded gradient.
 
 import math
 
-from gradwire.compress._quantise import check_positive
 from gradwire.dsl.language import (
     Compressed,
     Scalar,
@@ -32,6 +31,8 @@ from gradwire.dsl.language import (
     where,
 )
 from gradwire.dsl.program import Program
+
+from ._positive import check_positive
 
 
 class tbq(Program, nonexpansive=True, error_feedback=True):
