@@ -24,10 +24,10 @@ from gradwire.collective.steps.push_pull import Cut
 from gradwire.collective.zen import zen
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries, Parts
-from gradwire.kernels.sparse.hashing import Hashed, HashMemory, hash_partition
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.report import curves
+from gradwire_lab.kernels.hashing import Hashed, HashMemory, hash_partition
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from .values import number

@@ -46,6 +46,7 @@ from gradwire.runtime.local_steps import round_service
 from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.mail import (
     Drained,
+    Invitation,
     Leaving,
     Mail,
     Note,
@@ -199,7 +200,11 @@ class Replayed:
         self.outer = Outer(params, DILOCO)
         cut = cut_into(params, TAPED["fragments"])
         self._flat = [
-            Fragment([(name, dict(params)[name]) for name in names], self.outer)
+            Fragment(
+                [(name, dict(params)[name]) for name in names],
+                self.outer,
+                self._optimizer,
+            )
             for names in cut
         ]
         rules = Rules(quorum=1, every=TAPED["every"], fragments=2, is_measured=True)
@@ -635,7 +640,8 @@ SENT: tuple[RoundMessage, ...] = (
         9,
         torch.ones(3).byte(),
     ),
-    Snapshot(7, 15, 9, *[2**31] * 2, 2**53, [[r, 2**31] for r in range(512)], B),
+    Snapshot(7, 15, 9, *[2**31] * 4, 2**53, [[r, 2**31] for r in range(512)], B),
+    Invitation(2**31, 2**31),
     Opening(7, 2**31, 9),
     Pull(7, 2**31),
     Merge(
@@ -696,12 +702,16 @@ MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"weights": ["tokens"]}, "weights must be equal or tokens or tokens_per_step"),
     ({"weights": "steps"}, "weights must be equal or tokens or tokens_per_step"),
     ({"merge": "median"}, "merge must be mean or rda"),
-    ({"delay": 1}, "delay must be 0 beside quorum="),
-    ({"mixing": 0.5}, "mixing must be 0 beside quorum="),
+    ({"delay": 1}, "delay must be left out beside quorum="),
+    ({"mixing": 0.5}, "mixing must be left out beside quorum="),
     ({"quorum": None, "weights": "tokens"}, "weights must be left out without quorum="),
     ({"quorum": None, "grace": 1.0}, "grace must be left out without quorum="),
     ({"exchange": gw.compress.powersgd()}, "exchange must be one whose payload"),
     ({"exchange": "auto"}, "exchange must be a compressor or an exchange"),
+    (
+        {"tape": "tape.jsonl"},
+        "tape must be a function of a JSON line, got 'tape.jsonl'",
+    ),
 )
 
 
