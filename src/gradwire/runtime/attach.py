@@ -517,6 +517,8 @@ class Attachment:
             "ranks per host": settings.ranks_per_host,
             "scaler": settings.scaler
             and ("given" if settings.scaler.is_enabled() else "disabled"),
+            "compressors that are measured": settings.pilot
+            and [*settings.pilot.compressors],
             "optimizer": settings.failure.on_failure == "shrink"
             and type(settings.optimizer).__name__,
             **special,

@@ -5,8 +5,6 @@ where the feature is absent. All pairs that are in neither ``REFUSED`` nor ``CAU
 go together.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields

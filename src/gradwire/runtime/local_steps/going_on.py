@@ -1,7 +1,5 @@
 """Going on: the connections of the ranks that are left, or of a newcomer's ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ no rank knows when a message will come. A payload travels in pieces: the time-ou
 each of them, and not the time of a long payload.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

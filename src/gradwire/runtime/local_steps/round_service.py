@@ -16,8 +16,6 @@ their place in the rounds, by which the next epoch begins. A rank that is cut of
 on alone, and comes back in the same way.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -23,8 +23,6 @@ others scale theirs by new over old number of ranks, as ``redistribute`` does: a
 over more ranks delivers less of each.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time
