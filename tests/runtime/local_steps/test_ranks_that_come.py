@@ -188,3 +188,6 @@ def test_a_newcomer_counts(
     assert len({one.outer for one in reports}) == 1
     assert len({one.ranks for one in reports}) == 1
     assert len({one.steps_of_all for one in reports}) == 1
+    if not dead:
+        # all that anybody has learnt is in the anchors
+        assert first.steps_of_all == sum(one.step for one in reports)

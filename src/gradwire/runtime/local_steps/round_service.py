@@ -30,7 +30,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from ...errors import ExitCode, RankFailed, RanksDiffer
+from ...errors import ExitCode, RankFailed
 from ...exchange.rounds import (
     Answer,
     Merge,
@@ -583,7 +583,7 @@ class RoundService:
         self._admission = None
         try:
             found = admission.meeting.result()
-        except (RankFailed, RanksDiffer) as error:
+        except Exception as error:  # no newcomer ends a run
             found = said(error)
         if isinstance(found, str):
             self._stay_out(found)

@@ -140,7 +140,9 @@ class Lookout:
     def close(self) -> None:
         """Shows the run no more, as no newcomer can come any more."""
         self._stop.set()
-        self._thread.join(PERIOD_S)
+        # the garbage collector may call this anywhere
+        if threading.current_thread() is not self._thread:
+            self._thread.join(PERIOD_S)
 
     def _watch(self) -> None:
         with suppress(dist.DistError):  # the pulse says that the store is lost
