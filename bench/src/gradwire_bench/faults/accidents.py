@@ -23,6 +23,8 @@ COLLECTIVES = tuple(name for name in names("collective") if name != "allreduce")
 SHRINK = "shrink"
 DDP_SHRINK = "ddp shrink"
 SHRINKING = (SHRINK, DDP_SHRINK)
+LOCAL = "local steps"
+"""Local steps with a quorum, whose ranks train on without a lost one."""
 WAYS = ("plain", DDP, OVERLAP, HOSTS, FSDP, *SHRINKING, *COLLECTIVES)
 """How models are trained: a plain module, DDP, a plan that overlaps the next forward
 pass, hosts of two ranks, two replicas of two shards, a plain module and DDP whose ranks
@@ -65,6 +67,13 @@ KINDS = (
     *OF_BYTES,
     *LINKS,
 )
+OWNER = "kill owner"
+"""A rank ends before it sends a merge to one of the others."""
+LOCAL_KINDS = (
+    *("kill", "stop", "exit", "kill two", OWNER, "kill store", "pause", "pause long"),
+    *("flap 1 s", "flap 15 s", "link down", "partition 2-3"),
+)
+"""Faults that strike under local steps."""
 _WHENS = ("before", "during", "after")
 _NOT_SHARDED = (*OF_BYTES, *WITH_HELP, "resume", "other step")
 _AT_POINTS: dict[str, Sequence[str]] = {
@@ -108,13 +117,15 @@ class Accident(NamedTuple):
     @property
     def has_store(self) -> bool:
         """Whether a process beside the ranks holds the store."""
-        return self.kind == "kill store" or self.way in SHRINKING
+        return self.kind == "kill store" or self.way in (*SHRINKING, LOCAL)
 
     def __str__(self) -> str:
         who = " and ".join(map(str, self.victims))
         at = {
             "verb": f"{self.when} a verb of step {self.step}",
             "step": f"before step {self.step}",
+            "message": "before a message",
+            "merge": "before a merge",
         }
         where = at.get(self.point, f"at {self.point}")
         return f"trial {self.number}: {self.kind} of rank {who}, {where}, {self.way}"
@@ -141,6 +152,8 @@ def drawn(
     points = _AT_POINTS.get(kind)
     if way in SHRINKING:
         points = ("verb", "verb", "step")
+    if way == LOCAL:
+        points = ("merge",) if kind == OWNER else ("message", "message", "step")
     if points is None:
         named = [
             p for p in (*IN_ATTACH, *IN_TRAINING) if p != "broadcast" or way != DDP
@@ -170,6 +183,8 @@ def _suits(kind: str, way: str) -> bool:
     """Whether a kind can strike where a model is trained so."""
     if way in SHRINKING:
         return kind in SURVIVED
+    if way == LOCAL:
+        return kind in LOCAL_KINDS
     if way == FSDP:
         return kind not in _NOT_SHARDED
     if kind == FLIP_ON_THE_WAY:

@@ -11,6 +11,7 @@ from .accidents import (
     BENIGN,
     FSDP,
     LINKS,
+    LOCAL,
     PARTITIONS,
     PAYLOADS,
     SHRINKING,
@@ -31,6 +32,7 @@ COLUMNS = {
     "diverged": "parameters that differ without an error, or from those without an "
     "accident",
     "misnamed": "an error that does not name the victims, or names others",
+    "owed": "local steps that are not in the model, or are in it twice",
     "apart": "steps that differ by more than 1",
     "left": "a process that did not end with its training",
     "not_struck": "the fault did not strike",
@@ -53,6 +55,9 @@ class Ending(NamedTuple):
     text: str
     end_s: float
     digest: int
+    steps: int = 0
+    of_all: int = 0
+    """Under local steps: its own steps, and those of all ranks in the model."""
 
 
 class Aftermath(NamedTuple):
@@ -99,6 +104,8 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
     }
     errors = {rank: ending for rank, ending in endings.items() if ending.error}
     of_names = _of_survival if accident.way in SHRINKING else _of_naming
+    if accident.way == LOCAL:
+        of_names = _of_local_steps
     wrong = {
         **_of_silence(accident, seen, set(alive) - set(endings)),
         **_of_raw_errors(accident, errors),
@@ -107,7 +114,8 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
         **_of_steps(errors),
         **_of_processes(accident, seen, endings),
     }
-    if not errors:
+    # under local steps the end of a victim comes when it comes
+    if not errors or accident.way == LOCAL:
         return Flaws(wrong, None)
     detect_s = max(ending.end_s for ending in errors.values()) - max(
         seen.struck_s.values()
@@ -184,10 +192,11 @@ def _of_digests(
     errors: dict[int, Ending],
 ) -> dict[str, str]:
     """Flaws of parameters, which are compared where no rank has raised."""
-    if errors:
+    if errors and accident.way != LOCAL:
         return {}
     digests: dict[int, set[int]] = {}
-    for rank, ending in endings.items():
+    for rank in endings.keys() - errors.keys():
+        ending = endings[rank]
         shard = rank % 2 if accident.way == FSDP else 0
         digests.setdefault(shard, set()).add(ending.digest)
     if any(len(each) > 1 for each in digests.values()):
@@ -208,6 +217,33 @@ def _of_survival(
         if ending.error or ending.ranks != accident.victims:
             text = f"rank {rank} went on without {ending.ranks}: {ending.text}"
             return {"misnamed": text}
+    return {}
+
+
+def _of_local_steps(
+    accident: Accident,
+    seen: Aftermath,
+    endings: dict[int, Ending],
+    errors: dict[int, Ending],
+) -> dict[str, str]:
+    """Flaws of ranks that are to train on without the victims, if these are lost.
+
+    A victim that is cut off, or stands still for long, ends with an error.
+    """
+    if accident.kind == "kill store" and errors:
+        named = {rank: ending.ranks for rank, ending in errors.items() if ending.ranks}
+        return {"misnamed": f"ranks are named: {named}"} if named else {}
+    is_benign = accident.kind in (*BENIGN, "kill store")
+    lost = () if is_benign else accident.victims
+    others = {rank: endings[rank] for rank in endings if rank not in lost}
+    for rank, ending in others.items():
+        if ending.error or tuple(sorted({*ending.ranks})) != lost:
+            text = f"{ending.error} {ending.text}"
+            return {"misnamed": f"rank {rank} names {ending.ranks}: {text}"}
+    for rank, ending in others.items():
+        owed = ending.of_all - sum(other.steps for other in others.values())
+        if owed < 0 or (owed and not lost):
+            return {"owed": f"rank {rank} counts {owed} steps more than were made"}
     return {}
 
 
