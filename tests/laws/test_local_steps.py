@@ -23,7 +23,6 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.sparseloco import sparseloco
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Exchange, State
@@ -32,6 +31,7 @@ from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.pair import pair
 from gradwire.runtime.local_steps.outer import DILOCO, Outer
+from gradwire_lab.compress.sparseloco import sparseloco
 from gradwire_lab.laws.tolerance import must, same_bits
 from tests.each import each
 from tests.laws.cases import name_of

@@ -14,13 +14,13 @@ from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.pair import pair
 from gradwire.exchange.without_data import wire_bytes
 from gradwire_lab.compress.lossless import lossless
+from gradwire_lab.compress.qsgd import qsgd
 from tests.each import each
 from tests.laws.servers_laws import (
     LAWS,

@@ -10,8 +10,6 @@ call hooks on every rank, which write and read one file for each rank beside the
 model's.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh

@@ -3,8 +3,6 @@
 The state of all ranks lies in the framework's one checkpoint, under the key "gradwire".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

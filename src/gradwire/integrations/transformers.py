@@ -9,8 +9,6 @@ accelerator makes it. Each rank's state lies in the trainer's checkpoints, as a 
 each rank.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

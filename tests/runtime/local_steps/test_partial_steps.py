@@ -46,6 +46,7 @@ from gradwire.runtime.local_steps import round_service
 from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.mail import (
     Drained,
+    Invitation,
     Leaving,
     Mail,
     Note,
@@ -199,7 +200,11 @@ class Replayed:
         self.outer = Outer(params, DILOCO)
         cut = cut_into(params, TAPED["fragments"])
         self._flat = [
-            Fragment([(name, dict(params)[name]) for name in names], self.outer)
+            Fragment(
+                [(name, dict(params)[name]) for name in names],
+                self.outer,
+                self._optimizer,
+            )
             for names in cut
         ]
         rules = Rules(quorum=1, every=TAPED["every"], fragments=2, is_measured=True)
@@ -635,7 +640,8 @@ SENT: tuple[RoundMessage, ...] = (
         9,
         torch.ones(3).byte(),
     ),
-    Snapshot(7, 15, 9, *[2**31] * 2, 2**53, [[r, 2**31] for r in range(512)], B),
+    Snapshot(7, 15, 9, *[2**31] * 4, 2**53, [[r, 2**31] for r in range(512)], B),
+    Invitation(2**31, 2**31),
     Opening(7, 2**31, 9),
     Pull(7, 2**31),
     Merge(

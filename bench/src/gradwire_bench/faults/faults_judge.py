@@ -14,6 +14,7 @@ from .accidents import (
     LOCAL,
     PARTITIONS,
     PAYLOADS,
+    SERVER,
     SHRINKING,
     WHOLE,
     Accident,
@@ -198,6 +199,8 @@ def _of_digests(
     for rank in endings.keys() - errors.keys():
         ending = endings[rank]
         shard = rank % 2 if accident.way == FSDP else 0
+        if accident.way == SERVER:
+            shard = rank // (accident.world - 1)  # the last rank holds no model
         digests.setdefault(shard, set()).add(ending.digest)
     if any(len(each) > 1 for each in digests.values()):
         return {"diverged": "parameters differ among ranks without an error"}
@@ -228,22 +231,25 @@ def _of_local_steps(
 ) -> dict[str, str]:
     """Flaws of ranks that are to train on without the victims, if these are lost.
 
-    A victim that is cut off, or stands still for long, ends with an error.
+    A victim that is cut off, or stands still for long, may come back.
     """
     if accident.kind == "kill store" and errors:
         named = {rank: ending.ranks for rank, ending in errors.items() if ending.ranks}
         return {"misnamed": f"ranks are named: {named}"} if named else {}
     is_benign = accident.kind in (*BENIGN, "kill store")
-    lost = () if is_benign else accident.victims
-    others = {rank: endings[rank] for rank in endings if rank not in lost}
-    for rank, ending in others.items():
-        if ending.error or tuple(sorted({*ending.ranks})) != lost:
+    may_leave = set() if is_benign else set(accident.victims)
+    well = {rank: endings[rank] for rank in endings.keys() - errors.keys()}
+    has_lost = not may_leave <= well.keys()
+    for rank in endings.keys() - may_leave:
+        ending = endings[rank]
+        named = set(ending.ranks)
+        if ending.error or not named <= may_leave or (has_lost and named != may_leave):
             text = f"{ending.error} {ending.text}"
             return {"misnamed": f"rank {rank} names {ending.ranks}: {text}"}
-    for rank, ending in others.items():
-        owed = ending.of_all - sum(other.steps for other in others.values())
-        if owed < 0 or (owed and not lost):
-            return {"owed": f"rank {rank} counts {owed} steps more than were made"}
+    for rank, ending in well.items():
+        more = ending.of_all - sum(other.steps for other in well.values())
+        if more < 0 or (more and not has_lost):
+            return {"owed": f"rank {rank} counts {more} steps more than were made"}
     return {}
 
 

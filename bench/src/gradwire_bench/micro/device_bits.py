@@ -33,9 +33,9 @@ from gradwire.dsl.build import Built
 from gradwire.dsl.program import Program
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.hashing import hash_partition
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
+from gradwire_lab.kernels.hashing import hash_partition
 
 Checked = Iterator[tuple[str, bool]]
 """Cases by what they compare, and whether the bits are equal."""

@@ -24,12 +24,12 @@ from gradwire.errors import invalid
 from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.kernels.sparse.hashing import hash_partition
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.figures import threads_of_torch
 from gradwire_bench.micro.kernel import COPY_BYTES, TimedCall, seconds_in_turn
+from gradwire_lab.kernels.hashing import hash_partition
 
 if TYPE_CHECKING:
     # needs pydantic, which a run beside the command may lack

@@ -30,7 +30,6 @@ from gradwire.cli.report.table import Row
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.sparseloco import sparseloco
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor
 from gradwire.contract.spec import TensorSpec
@@ -41,6 +40,7 @@ from gradwire.exchange.rounds import (
     RoundCodec,
     Rules,
 )
+from gradwire_lab.compress.sparseloco import sparseloco
 from gradwire_lab.exchange.virtual_rounds import (
     DelayedNesterov,
     SteppedAnchor,

@@ -71,6 +71,8 @@ class ReplayRun:
     """Cores that this rank kept busy, a figure a turn."""
     num_batches: float = 0.0
     """Batches of an iteration that a coordinator had this rank send."""
+    told_bytes: float = 0.0
+    """Bytes of reports and plans that this rank sent in an iteration."""
     trace: Trace = field(default_factory=Trace)
 
 
@@ -329,7 +331,9 @@ def _take_turn(run: ReplayRun, iterations: int) -> None:
     run.iterations += list(itertools.pairwise(ends_s))[WARM_UP:]
     run.sent_bytes.append(sent_bytes / (WARM_UP + iterations))
     if (slots := synchroniser_of(run.handle).engine.slots) is not None:
-        run.num_batches = slots.num_batches / (len(run.sent_bytes) * len(ends_s[1:]))
+        num_iterations = len(run.sent_bytes) * (WARM_UP + iterations)
+        run.num_batches = slots.num_batches / num_iterations
+        run.told_bytes = slots.told_bytes / num_iterations
     run.trace = _trace(run, *run.iterations[-1])
 
 

@@ -43,8 +43,8 @@ from gradwire.contract.compressor import Residual
 from gradwire.contract.spec import clear_not_finite, working_dtype
 from gradwire.contract.verbs import AllReduce, Steps
 from gradwire.kernels import select
-from gradwire.kernels.magnitudes import range_norms
 
+from ..kernels.magnitudes import range_norms
 from ._gather import take
 
 

@@ -22,13 +22,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.compress._coo import coo_format, share_of
-from gradwire.compress._quantise import check_positive
 from gradwire.compress._residual import as_working
 from gradwire.contract import Layout, Memory, Residual, State, Traits
 from gradwire.contract.bounds import check_share
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
 
+from ._positive import check_positive
 from ._threshold import Reaching
 
 _USUAL_DENSITY = 0.01

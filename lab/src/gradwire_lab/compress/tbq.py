@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 
-from gradwire.compress._quantise import check_positive
 from gradwire.dsl.language import (
     Compressed,
     Scalar,
@@ -34,6 +33,8 @@ from gradwire.dsl.language import (
     where,
 )
 from gradwire.dsl.program import Program
+
+from ._positive import check_positive
 
 
 class tbq(Program, nonexpansive=True, error_feedback=True):

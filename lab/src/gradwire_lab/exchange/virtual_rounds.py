@@ -53,15 +53,17 @@ class SteppedAnchor:
         self._anchor.grad = mean_N
         self._optimizer.step()
 
-    def packed(self) -> Tensor:
-        """The bytes of the anchor and of the optimizer's state."""
-        return packed([self._anchor.detach(), self._optimizer.state_dict()])
+    def packed(self, part: slice, *, is_for_newcomer: bool) -> Tensor:
+        """The bytes of a part of the anchor; the first has the optimizer's state."""
+        state = {} if part.start else self._optimizer.state_dict()
+        return packed([self._anchor.detach()[part], state])
 
-    def take_over(self, payload_B: Tensor) -> None:
+    def take_over(self, part: slice, payload_B: Tensor) -> None:
         """Puts what another rank has ``packed`` in this one's place."""
         anchor_N, state = unpacked(payload_B)
-        self._anchor.detach().copy_(anchor_N)
-        self._optimizer.load_state_dict(state)
+        self._anchor.detach()[part] = anchor_N
+        if state:
+            self._optimizer.load_state_dict(state)
 
 
 class DelayedNesterov(Optimizer):
@@ -215,7 +217,8 @@ class VirtualClock:
             self._send(rank, target, request)
         for request in requests:
             if isinstance(request, Snapshot):
-                rounds.owners[request.fragment].is_sending = False
+                if owner := rounds.owners.get(request.fragment):
+                    owner.is_sending = False
                 self._close(rank)
 
     def _send(self, source: int, target: int, message: Request | Answer) -> None:

@@ -13,7 +13,8 @@ from gradwire.exchange.sparse_schemes import (
 )
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.sparse import scheme_of
+
+from .sparse import scheme_of
 
 
 def schemes_of(

@@ -15,8 +15,6 @@ The pulse then forgets the lost ranks, and listens for the alarm of the next epo
 ``attach`` and local steps connect anew in each epoch, with new numbers.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta

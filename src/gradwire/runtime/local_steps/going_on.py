@@ -1,16 +1,14 @@
-"""Going on: the engine and the process group of the ranks that are left."""
-
-from __future__ import annotations
+"""Going on: the connections of the ranks that are left, or of a newcomer's ranks."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import LoopMistake, RankFailed
 from ..engine.engine import Engine
 from ..liveness.membership import ALONE, Membership
 from ..survive.groups import open_group, register_group
-from ..transport.wire import Group
+from ..transport.wire import Channel, Group
 
 Connect = Callable[..., Engine]
 """Makes an engine of a membership, with keywords of ``Engine``."""
@@ -21,12 +19,25 @@ class Successors(NamedTuple):
 
     engine: Engine
     group: Group | None
-    values: list[list[int]]
+    channel: Channel | None
+    """The channel of their rounds; None for a rank alone."""
+    values: list[dict[str, Any]]
     """The value that each of them has announced."""
+    since_s: float
+    """When this rank noticed the loss or the newcomer, on its clock."""
+
+
+def channel_of(engine: Engine) -> Channel | None:
+    """Connects the engine's ranks for their rounds."""
+    return engine.open_beside("rounds") if engine.world > 1 else None
 
 
 def go_on_without(
-    old: Engine, failure: BaseException, connect: Connect, own: list[int]
+    old: Engine,
+    failure: BaseException,
+    connect: Connect,
+    own: dict[str, Any],
+    since_s: float,
 ) -> Successors:
     """Connects the ranks that ``failure`` leaves, which all call it.
 
@@ -51,11 +62,13 @@ def go_on_without(
         engine = connect(who if world > 1 else ALONE._replace(ranks=ranks))
     except RankFailed as later:
         # another rank is lost meanwhile, which the others may notice once connected
-        return go_on_without(connect(who, num_channels=0), later, connect, own)
+        old = connect(who, num_channels=0)
+        return go_on_without(old, later, connect, own, since_s)
     try:
-        return Successors(engine, _group_of(engine, who), values)
+        group = _group_of(engine, who)
+        return Successors(engine, group, channel_of(engine), values, since_s)
     except RankFailed as later:
-        return go_on_without(engine, later, connect, own)
+        return go_on_without(engine, later, connect, own, since_s)
 
 
 def _group_of(engine: Engine, who: Membership) -> Group:

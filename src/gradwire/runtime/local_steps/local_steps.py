@@ -24,8 +24,6 @@ until ``detach()``, unless its ranks are one host of ``mesh``. Call ``end_period
 before that, as DDP expects the same parameters on all ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -37,8 +35,9 @@ from torch.optim import Optimizer
 from ...contract import Compressor, Exchange
 from ...contract.spec import NamedParam
 from ...errors import invalid
-from ...exchange.rounds import Rules, codec_for_rounds
-from ..attach import grid_of
+from ...exchange.rounds import NEVER, Rules, codec_for_rounds, row_of_newcomer
+from ..attach import grid_of, newcomer_of
+from ..engine.engine import Engine
 from ..fused import fused_messages
 from ..grid.dtensors import island_of, num_cuts
 from ..grid.shards import averages_in_host
@@ -53,6 +52,7 @@ from ..step.refusals import quietened, refuse_complex, sole_ddp
 from ..step.report import Check
 from ..transport.wire import Group
 from .counting import Counting
+from .going_on import channel_of
 from .lock_step import LocalAttachment, LocalSteps, Rhythm, count_local_steps
 from .outer import DILOCO, PLAIN, MakeOuter, Outer
 from .partial_steps import PartialSteps, refuse_mixed, rules_of
@@ -126,8 +126,8 @@ def local_steps(  # noqa: PLR0913
         options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
             ``trace_steps``. Default: ``gw.Options()``.
         failure: Only ``timeout``, ``checksums`` and ``store``; with a quorum also
-            ``on_failure``: under "shrink" the others train on without a lost rank.
-            Default: ``gw.FailurePolicy()``.
+            ``on_failure`` and ``rejoin``: under "shrink" the others train on without a
+            lost rank, and a new process may join. Default: ``gw.FailurePolicy()``.
 
     Returns:
         The handle. Call its ``end_period()`` on all ranks at the end of training.
@@ -161,6 +161,7 @@ def local_steps(  # noqa: PLR0913
     >>> handle.detach()
     """
     settings = Settings(exchange, None, None, *or_defaults(options, failure))
+    newcomer = newcomer_of(settings, optimizer, (group, mesh), asks_again=True)
     model = sole_ddp(model)
     is_island = averages_in_host(model, mesh)
     asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
@@ -180,7 +181,7 @@ def local_steps(  # noqa: PLR0913
         grid = grid_of(inner if is_island else model, group, mesh, settings)
         if island := island_of(inner):
             grid = grid._replace(shards=join_ranks(island, settings.patience))
-        handle = way.attach(inner, settings, grid)
+        handle = way.attach(inner, settings, grid, newcomer)
     assert isinstance(handle, LocalSteps)
     return handle
 
@@ -201,7 +202,7 @@ class _Locally(LocalAttachment):
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             # Accelerate's wrappers have them
             optimizer = getattr(optimizer, "optimizer", optimizer)
-        self._optimizer = optimizer
+        self.inner = optimizer
         self._make = make
         self._quiet = quiet
         self._asked = asked
@@ -216,12 +217,12 @@ class _Locally(LocalAttachment):
             "under local_steps",
             "call gw.attach, or keep real and imaginary parts",
         )
-        if not hasattr(self._optimizer, "_optimizer_step_post_hooks"):
+        if not hasattr(self.inner, "_optimizer_step_post_hooks"):
             remedy = "pass the one that your loop steps, without wrappers"
-            kind = type(self._optimizer).__name__
+            kind = type(self.inner).__name__
             raise invalid("optimizer", kind, "a torch.optim.Optimizer", remedy)
         known = {id(param) for _, param in params}
-        own = [p for group in self._optimizer.param_groups for p in group["params"]]
+        own = [p for group in self.inner.param_groups for p in group["params"]]
         if strange := [p for p in own if p.requires_grad and id(p) not in known]:
             given = f"one with {len(strange)} parameters that the model lacks"
             accepted = (
@@ -243,7 +244,7 @@ class _Locally(LocalAttachment):
             **asked,
             **shared,
             "outer": self.outer.settings,
-            "optimizer": type(self._optimizer).__name__,
+            "optimizer": type(self.inner).__name__,
         }
 
     def _rules(self) -> Rules | None:
@@ -256,7 +257,8 @@ class _Locally(LocalAttachment):
 
     def messages(self, who: Membership) -> list[Message]:
         if self.rules is not None:
-            self.rules.check_world(who.world)
+            if self.newcomer is None:
+                self.rules.check_world(who.world)
             return []
         settings = self.settings
         anchors = self.outer.anchors
@@ -278,6 +280,12 @@ class _Locally(LocalAttachment):
                 )
         return made
 
+    def heal(self, healing: object, messages: object, engine: Engine) -> Any:
+        assert self.newcomer is not None
+        self.channel = channel_of(engine)
+        row = row_of_newcomer(self.rhythm.fragments)
+        return {"rank": self.newcomer.offer.labels[-1], "met": NEVER, "row": row}
+
     def check(self) -> Check:
         """The comparison of shared tensors, about as often as under ``attach``."""
         return Check(
@@ -298,7 +306,7 @@ class _Locally(LocalAttachment):
         self.outer.restart(self.outer.anchors)
         handle = self._handle(progress, undo)
         params = [param for _, param in self.params]
-        counting = Counting(self._optimizer, params, self.rhythm.every)
+        counting = Counting(self.inner, params, self.rhythm.every)
 
         count_local_steps(handle, counting, undo)
         return handle

@@ -31,6 +31,7 @@ from ..step.hooked import observing
 from ..step.hooks import UnattachedParameters
 from ..step.progress import Progress
 from ..transport.task_graph import Task
+from ..transport.wire import Channel
 from .counting import Counting
 from .loads import Loads
 from .moment import LoopMoment, moments_of_all
@@ -98,6 +99,10 @@ class LocalAttachment(Attachment):
     """The rules of rounds with a quorum; None in lock step."""
     codec: Compressor
     """The compressor of these rounds."""
+    inner: Optimizer
+    """The optimizer that the loop steps."""
+    channel: Channel | None
+    """The channel of the rounds that a newcomer has connected."""
     tape: Callable[[str], object] | None
 
 

@@ -9,8 +9,6 @@ ranks, bit for bit, as they depend on means only.
 Of a DTensor a rank has the anchor of its own shard, and the outer optimizer steps that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial

@@ -22,8 +22,6 @@ Douillard et al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025
 >>> handle.detach()
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -244,7 +242,8 @@ def muloco(
     Source: Thérien et al. 2025, arXiv 2505.23725. The defaults (5 steps, 4 bits,
     SlowMo's outer optimizer) are those of docs/measured.md. The paper has 30 steps, 2
     bits with error feedback and a tuned Nesterov momentum:
-    ``every=30, exchange=gw.compress.sparseloco(density=1.0), outer=...``.
+    ``every=30, exchange=gw.compress.sparseloco(density=1.0), outer=...``, with
+    gradwire-lab.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.

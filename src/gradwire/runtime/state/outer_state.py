@@ -1,7 +1,5 @@
 """The saved state of local steps' outer optimizer: its form, its cuts and merge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple

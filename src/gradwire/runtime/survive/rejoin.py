@@ -22,8 +22,6 @@ others scale theirs by new over old number of ranks, as ``redistribute`` does: a
 over more ranks delivers less of each.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -95,6 +93,10 @@ class Healing(NamedTuple):
         }
         return packed(parts)
 
+    def receive(self, messages: Sequence[Message], engine: Engine) -> None:
+        """Takes over what rank 0 sends."""
+        self.take_over(receive(0, engine.routes.first_channel), messages)
+
     def take_over(self, data: Any, messages: Sequence[Message]) -> None:
         """Puts what ``packed`` has made on another rank in this one's place."""
         parts = read_packed(data)
@@ -108,7 +110,6 @@ class Healing(NamedTuple):
         checkpoint.move(parts["exchange"], messages)
 
 
-_GO = "go"
 _PLACE = Membership(REJOINED, 0, 1)
 """The membership under whose name a run and its newcomers meet."""
 
@@ -117,12 +118,15 @@ class Lookout:
     """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
 
     ``number`` is that of the newcomer that has waited longest; 0 where none waits and
-    lives.
+    lives. ``on_seen`` is called with it again and again while it waits.
     """
 
-    def __init__(self, fingerprint: str) -> None:
+    def __init__(
+        self, fingerprint: str, on_seen: Callable[[int], object] = lambda number: None
+    ) -> None:
         self.number = 0
         self._fingerprint = fingerprint
+        self._on_seen = on_seen
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, name="gradwire lookout", daemon=True
@@ -138,6 +142,10 @@ class Lookout:
         with suppress(dist.DistError):  # the pulse says that the store is lost
             store = own_store(REJOINED)
             beats = dict[int, int]()
+            for number in range(1, store.add("asked", 0) + 1):
+                if store.check([f"{number}/offer"]):
+                    # by a rank 0 that is lost
+                    store.set(f"{number}/over", "")
             store.set("run", self._fingerprint)
             while not self._stop.wait(PERIOD_S):
                 now = {
@@ -147,6 +155,8 @@ class Lookout:
                 }
                 alive = [n for n in now if now[n] > beats.get(n, now[n])]
                 self.number = min(alive, default=0)
+                if self.number:
+                    self._on_seen(self.number)
                 beats = now
             store.delete_key("run")
 
@@ -166,53 +176,62 @@ class Offer(NamedTuple):
         return Membership(name, rank, len(self.labels), tuple(self.labels))
 
 
+class Admitted(NamedTuple):
+    """All ranks and a newcomer, as their engine and their process group know them."""
+
+    engine: Engine
+    group: Group
+    values: list[Any]
+    """The value that each of them has announced."""
+
+
 def come_together(
     offer: Offer,
     connect: Callable[[Membership], Engine],
-    heal: Callable[[Engine], None],
+    heal: Callable[[Engine], Any],
     timeout: timedelta,
     old: Engine | None = None,
-) -> tuple[Engine, Group] | str:
-    """An engine and a group of all ranks and the newcomer, or why it stays out.
+) -> Admitted | str:
+    """All ranks and the newcomer, or why it stays out.
 
     All ranks get the same. ``old`` is the world that they go on in where it stays out;
-    the newcomer has none. ``heal`` is called with the new engine on each.
+    the newcomer has none. ``heal`` is called with the new engine on each. The value
+    that it returns has a JSON form.
     """
     who = offer.who(len(offer.labels) - 1 if old is None else old.rank)
 
-    def work() -> tuple[Engine, Group]:
+    def work() -> tuple[Engine, Group, Any]:
         if old is not None and old.rank == 0:
             own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
         engine = connect(who)
         opened.callback(engine.close)
         group = open_group(f"{who.name}/group", who.rank, who.world, timeout)
-        heal(engine)
-        return engine, group
+        return engine, group, heal(engine)
 
     opened = ExitStack()
-    verdict = ""
+    verdict: list[Any] | str = ""
     working = in_background(work)
     try:
         verdict = _Judgement(offer, who, working, old).verdict(timeout)
     finally:
         # a rank that saw the connections close before would give that as the reason
-        if verdict != _GO:
+        if isinstance(verdict, str):
             working.add_done_callback(lambda _: opened.close())
-    if verdict != _GO:
+    if isinstance(verdict, str):
         return verdict
-    engine, group = working.result()
+    engine, group, _ = working.result()
     if old is None:
         stand_outside(offer.labels[-1])
     register_group(group, f"{who.name}/group", who.ranks)
-    return engine, group
+    return Admitted(engine, group, verdict)
 
 
 @dataclass
 class _Judgement:
     """This rank's part in the verdict of all ranks on a newcomer.
 
-    It is ready once ``working`` has ended well. A reason against the newcomer, of this
-    rank or another, ends the wait.
+    It is ready once ``working`` has ended well, and announces a list of the value then.
+    A reason against the newcomer, of this rank or another, ends the wait.
     """
 
     offer: Offer
@@ -226,17 +245,18 @@ class _Judgement:
     def _store(self) -> Any:
         return own_store(REJOINED)
 
-    def verdict(self, timeout: timedelta) -> str:
-        """The verdict of all ranks, which is announced to the newcomer."""
+    def verdict(self, timeout: timedelta) -> list[Any] | str:
+        """The verdict of all ranks: all values, or a reason against the newcomer."""
 
-        def decide(found: Mapping[int, Any]) -> str:
+        def decide(found: Mapping[int, Any]) -> list[Any] | str:
             for announced in found.values():
-                if announced != _GO:
+                if not isinstance(announced, list):
                     return str(
                         announced if isinstance(announced, str) else announced[REFUSAL]
                     )
-            is_whole = len(found) == self.who.world
-            return _GO if is_whole else f"not all ranks were ready within {timeout}"
+            if len(found) < self.who.world:
+                return f"not all ranks were ready within {timeout}"
+            return [found[rank][0] for rank in range(self.who.world)]
 
         what = "a newcomer's attach"
         verdict = self.who.agree(
@@ -245,14 +265,16 @@ class _Judgement:
         in_background(partial(self._close, verdict))
         return verdict
 
-    def _own(self) -> str | None:
+    def _own(self) -> list[Any] | str | None:
         """This rank's word, if it has one; called in a thread that may wait."""
         beat = self._store.add(f"{self.offer.number}/beat", 0)
         if self.beat.read(beat) > PATIENCE_S:
             self.reason = self.reason or "it shows no sign of life"
+        if self.old is None and self._store.check([f"{self.offer.number}/over"]):
+            self.reason = self.reason or "its place is gone, with the rank that gave it"
         if self.working.done():
             error = self.working.exception()
-            return _GO if error is None else said(error)
+            return [self.working.result()[2]] if error is None else said(error)
         return self.reason or None
 
     def _look(self, absent: object, found: Mapping[int, Any]) -> bool:
@@ -264,12 +286,12 @@ class _Judgement:
         except RankFailed as failure:
             self.reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
         return bool(self.reason) or any(
-            announced != _GO for announced in found.values()
+            not isinstance(announced, list) for announced in found.values()
         )
 
-    def _close(self, verdict: str) -> None:
+    def _close(self, verdict: list[Any] | str) -> None:
         self._store.set(f"{self.offer.number}/over", "")
-        if verdict != _GO:  # a rank that still connects hears it by the pulse
+        if isinstance(verdict, str):  # a rank that still connects hears it by the pulse
             newcomer = self.who.world - 1
             alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
             store = own_store(self.who.name)
@@ -279,11 +301,13 @@ class _Judgement:
 class Newcomer:
     """This process on its way into a run whose ranks meet in ``store``.
 
-    ``seconds`` is the time that it took.
+    ``seconds`` is the time that it took. If it ``asks_again``, it stays out only once
+    the time-out is over.
     """
 
-    group: Group
+    admitted: Admitted
     offer: Offer
+    asks_again = False
 
     def __init__(
         self,
@@ -303,7 +327,7 @@ class Newcomer:
             accepted = "beside on_failure='shrink' and an optimizer"
             raise invalid("rejoin", given, accepted, _BOTH)
         meet_in(store)
-        self._start_s = time.monotonic()
+        self.start_s = time.monotonic()
         self.seconds = 0.0
 
     def ask(self, fingerprint: Fingerprint, timeout: timedelta) -> Membership:
@@ -312,29 +336,31 @@ class Newcomer:
         Raises ``RanksDiffer`` or ``RankFailed`` without one.
         """
         patience = patience_of(timeout)
-        self.offer = _PLACE.ask(
-            lambda store: self._asked(store, fingerprint, timeout), patience
+        self._ask = partial(
+            _PLACE.ask,
+            lambda store: self._asked(store, fingerprint, timeout),
+            patience,
         )
+        self._end_s = time.monotonic() + timeout.total_seconds()
+        self.offer = self._ask()
         return self.offer.who(len(self.offer.labels) - 1)
 
     def enter(
         self,
         connect: Callable[[Membership], Engine],
-        healing: Healing | None,
-        messages: Sequence[Message],
+        heal: Callable[[Engine], Any],
+        timeout: timedelta,
     ) -> Engine:
         """Connects, takes over what ranks share, and hears the verdict."""
-        assert healing is not None, "refused without on_failure='shrink'"
-
-        def heal(engine: Engine) -> None:
-            healing.take_over(receive(0, engine.routes.first_channel), messages)
-
-        found = come_together(self.offer, connect, heal, healing.timeout)
-        if isinstance(found, str):
-            raise _stays_out(found)
-        engine, self.group = found
-        self.seconds = time.monotonic() - self._start_s
-        return engine
+        while isinstance(
+            found := come_together(self.offer, connect, heal, timeout), str
+        ):
+            if not self.asks_again or time.monotonic() > self._end_s:
+                raise _stays_out(found)
+            self.offer = self._ask()
+        self.admitted = found
+        self.seconds = time.monotonic() - self.start_s
+        return found.engine
 
     def _asked(self, store: Any, fingerprint: Fingerprint, timeout: timedelta) -> Offer:
         if missing_keys(store, ["run"], timeout.total_seconds()):

@@ -407,7 +407,7 @@ class Shrinking:
                 "a new process could not join at step %d: %s", offer.step, admitted
             )
             return
-        engine, group = admitted
+        engine, group, _ = admitted
         old.close()
         self._undo.callback(engine.close)
         saved = checkpoint.collect(self._progress.messages)
