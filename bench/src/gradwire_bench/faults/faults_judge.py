@@ -237,9 +237,9 @@ def _of_local_steps(
         named = {rank: ending.ranks for rank, ending in errors.items() if ending.ranks}
         return {"misnamed": f"ranks are named: {named}"} if named else {}
     is_benign = accident.kind in (*BENIGN, "kill store")
-    may_leave = set() if is_benign else set(accident.victims)
+    may_leave = set(() if is_benign else accident.victims)
     well = {rank: endings[rank] for rank in endings.keys() - errors.keys()}
-    has_lost = not may_leave <= well.keys()
+    has_lost = not may_leave.issubset(well)
     for rank in endings.keys() - may_leave:
         ending = endings[rank]
         named = set(ending.ranks)
