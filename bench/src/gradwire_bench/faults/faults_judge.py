@@ -242,8 +242,8 @@ def _of_local_steps(
     has_lost = not may_leave.issubset(well)
     for rank in endings.keys() - may_leave:
         ending = endings[rank]
-        named = set(ending.ranks)
-        if ending.error or not named <= may_leave or (has_lost and named != may_leave):
+        names = set(ending.ranks)
+        if ending.error or not names <= may_leave or (has_lost and names != may_leave):
             text = f"{ending.error} {ending.text}"
             return {"misnamed": f"rank {rank} names {ending.ranks}: {text}"}
     for rank, ending in well.items():
