@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 from unittest import mock
@@ -306,6 +307,52 @@ def captured(rank: int, world: int) -> None:
 
 def test_a_graph_that_holds_a_backward_pass_is_refused(late_two: Ranks) -> None:
     late_two.run(captured)
+
+
+class Local(NamedTuple):
+    """What local steps left on one rank, and where."""
+
+    ends: list[Tensor]
+    outer: dict[str, Any]
+    wrong: list[str]
+    kept_on: set[str]
+    encoded_on: set[str]
+
+
+def locally(rank: int, world: int, device: str, **kept: Any) -> Local:
+    noted = late.install()
+    model = layers(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rhythm = {"every": 4, "fragments": 2, "delay": 1, "mixing": 0.5}
+    handle = gw.local_steps(model, optimizer, TOPK, **rhythm, **kept)
+    for step in range(7):
+        draw = torch.Generator().manual_seed(100 * rank + step)
+        for param in model:
+            param.grad = torch.randn(param.shape, generator=draw).to(device)
+        optimizer.step()
+    outer = handle.state_dict()["outer"]
+    handle.end_period()
+    held = {anchor.device.type for anchor in handle.outer.param_groups[0]["params"]}
+    assert {anchor.device.type for anchor in handle.anchors().values()} == {device}
+    where = {*handle.stats()["encoded_on"]}
+    ends = [param.detach().cpu() for param in model]
+    handle.detach()
+    return Local(ends, outer, list(noted.wrong), held, where)
+
+
+def test_anchors_on_the_host_have_the_hosts_bits(late_two: Ranks) -> None:
+    hosts = late_two.run(locally, "cpu")
+    assert same(hosts[0].ends, hosts[1].ends)
+    for kept, where in (
+        ({}, ("late", "late:0")),
+        ({"outer_device": "cpu"}, ("cpu",) * 2),
+    ):
+        devices = late_two.run(partial(locally, **kept), "late")
+        for host, device in zip(hosts, devices, strict=True):
+            assert not device.wrong
+            assert same(device.ends, host.ends)
+            assert same(device.outer, host.outer)
+            assert (device.kept_on, device.encoded_on) == ({where[0]}, {where[1]})
 
 
 @pytest.mark.slow

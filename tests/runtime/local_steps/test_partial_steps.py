@@ -702,12 +702,16 @@ MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"weights": ["tokens"]}, "weights must be equal or tokens or tokens_per_step"),
     ({"weights": "steps"}, "weights must be equal or tokens or tokens_per_step"),
     ({"merge": "median"}, "merge must be mean or rda"),
-    ({"delay": 1}, "delay must be 0 beside quorum="),
-    ({"mixing": 0.5}, "mixing must be 0 beside quorum="),
+    ({"delay": 1}, "delay must be left out beside quorum="),
+    ({"mixing": 0.5}, "mixing must be left out beside quorum="),
     ({"quorum": None, "weights": "tokens"}, "weights must be left out without quorum="),
     ({"quorum": None, "grace": 1.0}, "grace must be left out without quorum="),
     ({"exchange": gw.compress.powersgd()}, "exchange must be one whose payload"),
     ({"exchange": "auto"}, "exchange must be a compressor or an exchange"),
+    (
+        {"tape": "tape.jsonl"},
+        "tape must be a function of a JSON line, got 'tape.jsonl'",
+    ),
 )
 
 

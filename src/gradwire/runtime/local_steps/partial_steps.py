@@ -536,13 +536,16 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
                 accepted = "left out without quorum=, in lock step"
                 raise invalid(name, asked[name], accepted, "pass quorum= too")
         return None
-    for name in ("delay", "mixing"):
-        if value := getattr(rhythm, name):
-            accepted = "0 beside quorum=, as a merge takes effect when it comes"
-            raise invalid(name, value, accepted, "leave it out")
+    for name in ("delay", "mixing", "outer_dtype", "outer_device"):
+        if value := asked[name]:
+            accepted = "left out beside quorum="
+            raise invalid(name, value, accepted, "train in lock step, or leave it out")
     grace = asked["grace"]
     if grace is None or (isinstance(grace, str) and grace != "adaptive"):
         raise invalid("grace", grace, "'adaptive' or seconds, from 0", "leave it out")
+    tape = asked["tape"]
+    if tape is not None and not callable(tape):
+        raise invalid("tape", tape, "a function of a JSON line", "pass tape=print")
     return Rules(
         quorum=asked["quorum"],
         every=rhythm.every,
@@ -550,7 +553,7 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
         grace_s=None if grace == "adaptive" else grace,
         weights=asked["weights"],
         merge=asked["merge"],
-        is_measured=asked["tape"] is not None,
+        is_measured=tape is not None,
     )
 
 
