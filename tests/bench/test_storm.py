@@ -108,9 +108,9 @@ def test_a_killed_rank_is_missed_and_the_others_train_on(tmp_path: Path) -> None
         timeout_s=6.0,
         ways=(DDP, GRADWIRE),
     )
-    outcome = storm.run(settings, lambda fraction, what: None)
-    ddp, gradwire = outcome.rows
-    for row in outcome.rows:
+    record = storm.run(settings, lambda fraction, what: None)
+    ddp, gradwire = record["rows"]
+    for row in record["rows"]:
         assert row["fraction_dead"] > 0
         assert row["sent_bytes"] > 0
         assert row["loss"] < 5.6  # that of guesses is log 256
@@ -118,10 +118,10 @@ def test_a_killed_rank_is_missed_and_the_others_train_on(tmp_path: Path) -> None
     killed = next(fault for fault in settings.faults if fault.kind == "kill")
     others = {*range(3)} - {killed.rank}
     for rank in others:
-        counted = outcome.record["ways"][GRADWIRE][rank]["counted"]
+        counted = record["ways"][GRADWIRE][rank]["counted"]
         assert any(begin_s > killed.begin_s for begin_s, _ in counted)
-    storm.write(outcome, tmp_path)
-    record = json.loads((tmp_path / "storm.json").read_text(encoding="utf-8"))
-    assert record["rows"] == outcome.rows
+    storm.write(record, tmp_path)
+    written = json.loads((tmp_path / "storm.json").read_text(encoding="utf-8"))
+    assert written["rows"] == record["rows"]
     page = (tmp_path / "storm.html").read_text(encoding="utf-8")
     assert "/*page*/ null" not in page

@@ -337,12 +337,12 @@ def storm(
     if quick:
         settings = replace(settings, hosts=4, seconds=60, step_s=0.2, every=12)
     with progress("bench storm", total=1) as advance:
-        outcome = bench.run(settings, Fractions(advance))
-    title = f"{settings.hosts} hosts, {settings.seconds:g} s, seed {seed}, {rate}"
-    rows = outcome.rows
-    emit("bench storm", rows, as_json=as_json, title=title, notes=outcome.notes)
+        record = bench.run(settings, Fractions(advance))
+    title = f"{settings.hosts} hosts, {settings.seconds} s, seed {seed}, {rate}"
+    rows = record["rows"]
+    emit("bench storm", rows, as_json=as_json, title=title, notes=record["notes"])
     if out is not None:
-        bench.write(outcome, out)
+        bench.write(record, out)
 
 
 def matrix(

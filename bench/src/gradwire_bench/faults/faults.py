@@ -61,7 +61,7 @@ class FaultsBench:
         check_whole("trials", self.trials, "write --trials 24")
         check_whole("at_once", self.at_once, "write --at-once 4")
         for what, given, known in (
-            ("only", self.only, LOCAL_KINDS if self.ways == (LOCAL,) else KINDS),
+            ("only", self.only, self.kinds),
             ("way", self.ways, (*WAYS, LOCAL)),
         ):
             for name in given:
@@ -75,6 +75,11 @@ class FaultsBench:
             )
         # refuses a slow host that there is not
         self.testbed  # noqa: B018
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of faults that these ways know."""
+        return LOCAL_KINDS if self.ways == (LOCAL,) else KINDS
 
     @property
     def testbed(self) -> Testbed:
@@ -91,7 +96,7 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
     """
     numbers = range(settings.trials) if settings.number is None else (settings.number,)
     names = (
-        settings.only or (LOCAL_KINDS if settings.ways == (LOCAL,) else KINDS),
+        settings.only or settings.kinds,
         settings.ways or WAYS,
         settings.timeout_s,
         settings.check_every,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from math import nan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -100,8 +101,9 @@ def row_of(
 
 
 def losses_of(courses: Sequence[Course]) -> list[Point]:
-    """The points of all ranks, in order of time."""
-    return sorted(point for one in courses for point in one.losses)
+    """The points of all ranks, in order of time; one of NaN if there is none."""
+    points = sorted(point for one in courses for point in one.losses)
+    return points or [(0.0, 0.0, nan)]
 
 
 def loss_at(tokens: float, points: Sequence[Point]) -> float:

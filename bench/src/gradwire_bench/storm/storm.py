@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from gradwire.cli.report.table import Row
 from gradwire.contract.files import write_text
@@ -29,7 +29,7 @@ from ..testbed.ranks import part_of
 from ..training.peers import is_there
 from .reading import Course, course_of, loss_at, losses_of, read_lines, row_of
 from .schedule import DDP, TORCHFT, WAYS, Fault, StormBench
-from .storm_rank import Life, live, ready_file, serve
+from .storm_rank import READY, Life, live, serve
 
 NOT_INSTALLED = f"{TORCHFT}: not installed; pip install torchft==0.2.0"
 TEMPLATE = Path(__file__).parents[1] / "report" / "storm.html"
@@ -39,22 +39,18 @@ _PAUSE_S = 1.0
 """Seconds until a process that has ended starts again."""
 
 
-class Outcome(NamedTuple):
-    """Figures of each way, notes, and all that the page shows."""
+def run(settings: StormBench, report: Callable[[float, str], None]) -> dict[str, Any]:
+    """Trains in each way under the same faults.
 
-    rows: list[Row]
-    notes: list[str]
-    record: dict[str, Any]
-
-
-def run(settings: StormBench, report: Callable[[float, str], None]) -> Outcome:
-    """Trains in each way under the same faults."""
+    Returns:
+        The record: settings, rows of figures, notes, and the ranks' courses by way.
+    """
     names = list(settings.ways or WAYS)
     notes = []
     if TORCHFT in names and not is_there("peer-torchft-diloco", ()):
         names.remove(TORCHFT)
         notes.append(NOT_INSTALLED)
-    rows = []
+    rows: list[Row] = []
     ways: dict[str, list[Course]] = {}
     with shaped_hosts(settings.testbed) as hosts:
         for place, name in enumerate(names):
@@ -69,19 +65,19 @@ def run(settings: StormBench, report: Callable[[float, str], None]) -> Outcome:
     for row, many in zip(rows, points, strict=True):
         _, row["tokens"], row["loss"] = many[-1]
         row["loss_at_equal_tokens"] = loss_at(equal, many)
-    record = {
+    return {
         "settings": {**asdict(settings), "faults": settings.faults},
         "rows": rows,
+        "notes": notes,
         "ways": {name: [one._asdict() for one in ways[name]] for name in ways},
     }
-    return Outcome(rows, notes, record)
 
 
-def write(outcome: Outcome, folder: Path) -> None:
+def write(record: dict[str, Any], folder: Path) -> None:
     """Writes the record, and a page that shows it."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "storm.json", json.dumps(outcome.record))
-    write_text(folder / "storm.html", filled(TEMPLATE, outcome.record))
+    write_text(folder / "storm.json", json.dumps(record))
+    write_text(folder / "storm.html", filled(TEMPLATE, record))
 
 
 class _Struck:
@@ -116,7 +112,7 @@ class _Struck:
         events.sort(key=lambda event: event[0])
         before = self._sent()
         # torch is imported by then, which ranks are forked with
-        while not ready_file(str(self._folder)).exists() and server.is_alive():
+        while not (self._folder / READY).exists() and server.is_alive():
             time.sleep(_POLL_S)
         self._begin_s = time.monotonic()
         try:

@@ -39,6 +39,8 @@ POINTS = 24
 """How often the model is scored; ranks take turns."""
 TOKENS = 4 * CONTEXT
 """Tokens of a step."""
+READY = "ready"
+"""The file that says that the store is there."""
 _STORE = 29500
 _LIGHTHOUSE = 29510
 _JOIN_MS = 60_000
@@ -78,14 +80,9 @@ def serve(life: Life) -> None:
             join_timeout_ms=_JOIN_MS,
         )
         held.append(lighthouse)
-    ready_file(life.folder).touch()
+    (Path(life.folder) / READY).touch()
     signal.pause()
     del held
-
-
-def ready_file(folder: str) -> Path:
-    """The file that says that the store is there."""
-    return Path(folder) / "ready"
 
 
 class Learner:
