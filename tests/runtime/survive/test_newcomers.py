@@ -343,7 +343,8 @@ def test_a_newcomer_that_has_died_is_offered_no_place(store: Any) -> None:
     try:
         for event in living:
             event.set()
-            place.add("asked", 1)
+            number = place.add("asked", 1)
+            place.set(f"{number}/label", "")
         with ThreadPoolExecutor() as pool:
             beats = [pool.submit(asks, number) for number in (1, 2)]
             until(lambda: lookout.number == 1)
