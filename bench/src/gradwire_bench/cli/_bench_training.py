@@ -2,14 +2,14 @@
 network.
 """
 
-from __future__ import annotations
-
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gradwire.cli.report.links import Delay
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
@@ -22,10 +22,12 @@ from ..training import training as training_bench
 from ..training import training_links
 from ..training.trainers import PERIOD
 from ._options import (
+    LinkRate,
     Names,
     SingleRankHosts,
     TaskName,
     Turns,
+    option,
     run_and_show,
     with_links,
 )
@@ -36,28 +38,24 @@ def auto(
     wide_area: WideArea,
     model: Annotated[
         Names,
-        typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all."),
+        option(f"One of {', '.join(auto_bench.MODELS)}; all."),
     ] = None,
     rate: Annotated[
         Names,
-        typer.Option(
-            help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"
-        ),
+        option("Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"),
     ] = None,
     then: Annotated[
-        str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
+        str | None, option("Instead: links change to this rate in mid-run.")
     ] = None,
     hosts: SingleRankHosts = 4,
-    steps: Annotated[int, typer.Option(help="Steps of each turn, at least.")] = 3,
-    turn_s: Annotated[float, typer.Option(help="Seconds of each turn, about.")] = 2.0,
+    steps: Annotated[int, option("Steps of each turn, at least.")] = 3,
+    turn_s: Annotated[float, option("Seconds of each turn, about.")] = 2.0,
     rounds: Turns = 3,
-    under: Annotated[
-        str, typer.Option(help="plain or ddp: what is attached.")
-    ] = "plain",
-    fidelity: Annotated[str, typer.Option(help="exact, half, safe or any.")] = "safe",
+    under: Annotated[str, option("plain or ddp: what is attached.")] = "plain",
+    fidelity: Annotated[str, option("exact, half, safe or any.")] = "safe",
     single: Annotated[
         Names,
-        typer.Option(help="Only this single exchange; may be repeated."),
+        option("Only this single exchange; may be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,37 +111,33 @@ def train(
     wide_area: WideArea,
     task: Annotated[
         Names,
-        typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt]."),
+        option("gpt, lstm, convnet or a task of the demo [gpt]."),
     ] = None,
-    optimizer: Annotated[
-        Names, typer.Option(help="adamw or sgd, with momentum [adamw].")
-    ] = None,
+    optimizer: Annotated[Names, option("adamw or sgd, with momentum [adamw].")] = None,
     rate: Annotated[
         Names,
-        typer.Option(help="A link's rate; seconds are measured on such links."),
+        option("A link's rate; seconds are measured on such links."),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
-    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
-    seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
+    ranks: Annotated[int, option("Replicas in this process, or hosts.")] = 4,
+    steps: Annotated[int, option("Steps of each training.")] = 400,
+    seeds: Annotated[int, option("Draws of first values and batches.")] = 1,
     learning_rates: Annotated[
         int,
-        typer.Option(help="Rates that each method may choose from, twice one another."),
+        option("Rates that each method may choose from, twice one another."),
     ] = 1,
     goal_step: Annotated[
         int | None,
-        typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps]."),
+        option("With --rate: DDP's loss here is the goal [3/4 of steps]."),
     ] = None,
     only: Annotated[
         Names,
-        typer.Option(help="topk(density=0.1), adapt:topk, local_steps@5."),
+        option("topk(density=0.1), adapt:topk, local_steps@5."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="With --rate: a folder for pictures of the losses."),
+        option("With --rate: a folder for pictures of the losses."),
     ] = None,
-    peers: Annotated[
-        list[Path] | None, typer.Option(help="A folder of peers' packages.")
-    ] = None,
+    peers: Annotated[list[Path] | None, option("A folder of peers' packages.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train small models by several methods: the loss after as many steps, or over
@@ -202,15 +196,13 @@ def _train_on_links(
 
 
 def loopback(
-    ranks: Annotated[
-        int, typer.Option(help="Processes that train, on this machine.")
-    ] = 2,
+    ranks: Annotated[int, option("Processes that train, on this machine.")] = 2,
     task: TaskName = "perceptron",
-    turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
-    iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
+    turns: Annotated[int, option("How often each side has its turn.")] = 8,
+    iterations: Annotated[int, option("Steps that a turn measures.")] = 10,
     only: Annotated[
         Names,
-        typer.Option(help="Compressors [default: none, which is dense]."),
+        option("Compressors [default: none, which is dense]."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -248,6 +240,9 @@ def faults(
         Names,
         typer.Option(help=f"One of {', '.join(accidents.WAYS)}; may be repeated."),
     ] = None,
+    local_steps: Annotated[
+        bool, typer.Option("--local-steps", help="Under local steps with a quorum.")
+    ] = False,
     number: Annotated[
         int | None, typer.Option(help="Only the trial of this number.")
     ] = None,
@@ -263,16 +258,17 @@ def faults(
 
     Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the
     time-out), raw (an error of others), diverged (without an error), misnamed (at most
-    that share, by Wilson's 95 %), apart (steps differ), left (a process stays),
-    not_struck. Seconds are those to detect. With options of links all trials run on
-    such hosts, whose other links have 500 Mbit/s.
+    that share, by Wilson's 95 %), owed (local steps that the model lacks, or has
+    twice), apart (steps differ), left (a process stays), not_struck. Seconds are those
+    to detect. With options of links all trials run on such hosts, whose other links
+    have 500 Mbit/s.
     """
     settings = faults_bench.FaultsBench(
         trials=trials,
         seed=seed,
         at_once=at_once,
         only=tuple(only or ()),
-        ways=tuple(way or ()),
+        ways=(accidents.LOCAL,) if local_steps else tuple(way or ()),
         number=number,
         timeout_s=timeout,
         check_every=check_every or None,
@@ -287,22 +283,63 @@ def faults(
         raise typer.Exit(1)
 
 
+def storm(
+    hosts: SingleRankHosts = 8,
+    seconds: Annotated[int, option("The storm's length under each way.")] = 600,
+    quick: Annotated[
+        bool, option("A minute, four hosts, short steps.", "--quick")
+    ] = False,
+    seed: Annotated[int, option("All faults are drawn from it.")] = 7,
+    times: Annotated[float, option("Faults over those of ft-diloco's storm.")] = 1.0,
+    rate: LinkRate = "50mbit",
+    delay: Delay = 40.0,
+    way: Annotated[Names, option("Only this way; may be repeated.")] = None,
+    out: Annotated[Path | None, option("A folder for the record and its page.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Kill, stop and cut off ranks on a published schedule, under three ways to train.
+
+    DDP starts again from its last checkpoint, torchft's DiLoCo has its Lighthouse, and
+    gradwire has a quorum of half. Ranks have speeds of 1 to 4. counted is the share of
+    all ranks' seconds in steps that ended in the model, lost in steps that did not.
+    closed is the share of attempts to be in a round that took effect, in the ranks
+    that a round has, and back the seconds until a killed rank's steps count again.
+    """
+    from ..storm import storm as bench
+    from ..storm.schedule import StormBench
+
+    settings = StormBench(
+        hosts=hosts,
+        seconds=seconds,
+        seed=seed,
+        times=times,
+        rate_bytes_per_s=parse_rate(rate),
+        delay_s=delay / 1e3,
+        ways=tuple(way or ()),
+    )
+    if quick:
+        settings = replace(settings, hosts=4, seconds=60, step_s=0.2, every=12)
+    with progress("bench storm", total=1) as advance:
+        record = bench.run(settings, Fractions(advance))
+    title = f"{settings.hosts} hosts, {settings.seconds} s, seed {seed}, {rate}"
+    rows = record["rows"]
+    emit("bench storm", rows, as_json=as_json, title=title, notes=record["notes"])
+    if out is not None:
+        bench.write(record, out)
+
+
 def matrix(
-    programs: Annotated[
-        Path | None, typer.Option(help="Their folder [examples/matrix].")
-    ] = None,
-    only: Annotated[Names, typer.Option(help="A program; may be repeated.")] = None,
+    programs: Annotated[Path | None, option("Their folder [examples/matrix].")] = None,
+    only: Annotated[Names, option("A program; may be repeated.")] = None,
     exchange: Annotated[
         Names,
-        typer.Option(help="none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
+        option("none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws of first values and data.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="The page that gets the tables.")
-    ] = None,
+    seed: Annotated[int, option("Draws of first values and data.")] = 0,
+    out: Annotated[Path | None, option("The page that gets the tables.")] = None,
     only_pairs: Annotated[
         bool,
-        typer.Option("--pairs", help="Run no program: write the table of pairs alone."),
+        option("Run no program: write the table of pairs alone.", "--pairs"),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
