@@ -1109,9 +1109,9 @@ class PartialRounds:
                 is_old = message.epoch != self.epoch.number
                 return [] if is_old else owner.keep(message.rank, now_s)
 
-    def has_merged(self, rank: int) -> bool:
-        """Whether work of a rank is in a merge that this one has taken in."""
-        return any(learner.counted[rank] for learner in self.learners)
+    def num_merged(self, rank: int) -> int:
+        """A number that grows as work of a rank takes effect here."""
+        return sum(learner.counted[rank] for learner in self.learners)
 
     def row(self) -> list[int]:
         """This rank's place in all rounds before an epoch, as whole numbers."""

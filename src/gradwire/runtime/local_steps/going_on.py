@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...errors import LoopMistake, RankFailed
+from ...errors import ExitCode, LoopMistake, RankFailed
 from ..engine.engine import Engine
 from ..liveness.membership import ALONE, Membership
 from ..survive.groups import open_group, register_group
@@ -25,6 +25,8 @@ class Successors(NamedTuple):
     """The value that each of them has announced."""
     since_s: float
     """When this rank noticed the loss or the newcomer, on its clock."""
+    is_parted: bool = False
+    """Whether this rank is alone as it cannot reach the others."""
 
 
 def channel_of(engine: Engine) -> Channel | None:
@@ -41,9 +43,9 @@ def go_on_without(
 ) -> Successors:
     """Connects the ranks that ``failure`` leaves, which all call it.
 
-    ``own`` is the value that this rank announces. Raises ``failure`` where this rank
-    cannot go on: it is one of the lost ranks, or no rank is lost, or the job's store
-    does not answer.
+    ``own`` is the value that this rank announces. A rank that is cut off, or that the
+    others have left behind, goes on alone. Raises ``failure`` where this rank cannot go
+    on: no rank is lost, or this rank is at fault, or the job's store is lost.
     """
     if not isinstance(failure, RankFailed) or isinstance(failure, LoopMistake):
         raise failure
@@ -51,7 +53,11 @@ def go_on_without(
     is_out = not failure.ranks or old.rank in lost
     epoch = None if is_out else old.next_epoch(own, lost)
     if epoch is None:
-        raise failure
+        if not _may_come_back(old, failure):
+            raise failure
+        old.close()
+        who = ALONE._replace(ranks=old.who.in_job([old.rank]))
+        return Successors(connect(who), None, None, [own], since_s, is_parted=True)
     old.close()
     ranks = old.who.in_job(epoch.ranks)
     world = len(ranks)
@@ -69,6 +75,13 @@ def go_on_without(
         return Successors(engine, group, channel_of(engine), values, since_s)
     except RankFailed as later:
         return go_on_without(engine, later, connect, own, since_s)
+
+
+def _may_come_back(old: Engine, failure: RankFailed) -> bool:
+    """Whether the others may live, and be reached again."""
+    if failure.exit_code == ExitCode.RANK_LOST:
+        return bool(failure.ranks) and bool(old.signs())
+    return bool(failure.ranks) and failure.exit_code == ExitCode.NETWORK
 
 
 def _group_of(engine: Engine, who: Membership) -> Group:

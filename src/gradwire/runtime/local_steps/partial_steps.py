@@ -203,8 +203,10 @@ class PartialSteps(LocalSteps):
         self._tokens = 0
         """Tokens of the local step under way."""
         self._counted_bytes = 0
-        self._came_s: dict[int, float] = {}
-        """When newcomers were noticed whose work is in no merge yet."""
+        self._came: dict[int, tuple[dict[str, Any], float, int]] = {}
+        """Newcomers whose work is in no merge yet: what ``stats()`` says of them, when
+        they were noticed, and what of theirs was merged by then.
+        """
         self._service = RoundService(self._engine, self._rounds, survival, run)
         undo.callback(self._service.close)
         weakref.finalize(self, self._service.close)
@@ -279,7 +281,6 @@ class PartialSteps(LocalSteps):
             self._note_loss(gone, run)
 
     def _note_newcomer(self, rank: int, since_s: float) -> None:
-        self._came_s[rank] = since_s
         entry = {
             "rank": rank,
             "step": self._rounds.step,
@@ -287,26 +288,30 @@ class PartialSteps(LocalSteps):
             "counted_s": None,
         }
         self._run.joined.append(entry)
+        self._came[rank] = (entry, since_s, self._rounds.num_merged(rank))
         _log.warning("rank %d of the job has joined", rank)
 
     def _note_counted(self) -> None:
         """Notes newcomers whose work is in a merge by now."""
-        for entry in self._run.joined:
-            rank = entry["rank"]
-            if rank in self._came_s and self._rounds.has_merged(rank):
-                entry["counted_s"] = time.monotonic() - self._came_s.pop(rank)
+        for rank, (entry, since_s, before) in self._came.copy().items():
+            if self._rounds.num_merged(rank) > before:
+                entry["counted_s"] = time.monotonic() - since_s
+                self._came.pop(rank, None)
 
     def _note_loss(self, gone: tuple[int, ...], run: Successors) -> None:
         engine = run.engine
         for rank in gone:
-            self._came_s.pop(rank, None)
+            self._came.pop(rank, None)
         seconds = time.monotonic() - run.since_s
         entry = {"ranks": gone, "step": self._rounds.step, "seconds": seconds}
         self._run.left.append(entry)
         what = f"rank {listed(gone)} of the job is lost, and {engine.world} go on"
         if engine.world == 1:
             what = f"rank {listed(gone)} of the job is lost: this rank trains alone"
-        if not self._rounds.epoch.is_quorate:
+        if run.is_parted:
+            what = f"this rank cannot reach rank {listed(gone)} of the job: it trains "
+            what += "alone, and comes back once it can"
+        elif not self._rounds.epoch.is_quorate:
             what += "; fewer than half are left, and means wait for end_period()"
         elif engine.world < self._rules.quorum:
             what += "; a mean waits for all of them, as the quorum is larger"
@@ -358,7 +363,7 @@ class PartialSteps(LocalSteps):
             self._tokens = 0
             self._service.ask(self._at_border(border))
         self._local_step = self._rounds.step
-        if self._came_s:
+        if self._came:
             self._note_counted()
         self._engine.show_local_step(self._local_step)
         sent_bytes = self._service.sent_bytes
@@ -531,13 +536,16 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
                 accepted = "left out without quorum=, in lock step"
                 raise invalid(name, asked[name], accepted, "pass quorum= too")
         return None
-    for name in ("delay", "mixing"):
-        if value := getattr(rhythm, name):
-            accepted = "0 beside quorum=, as a merge takes effect when it comes"
-            raise invalid(name, value, accepted, "leave it out")
+    for name in ("delay", "mixing", "outer_dtype", "outer_device"):
+        if value := asked[name]:
+            accepted = "left out beside quorum="
+            raise invalid(name, value, accepted, "train in lock step, or leave it out")
     grace = asked["grace"]
     if grace is None or (isinstance(grace, str) and grace != "adaptive"):
         raise invalid("grace", grace, "'adaptive' or seconds, from 0", "leave it out")
+    tape = asked["tape"]
+    if tape is not None and not callable(tape):
+        raise invalid("tape", tape, "a function of a JSON line", "pass tape=print")
     return Rules(
         quorum=asked["quorum"],
         every=rhythm.every,
@@ -545,7 +553,7 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
         grace_s=None if grace == "adaptive" else grace,
         weights=asked["weights"],
         merge=asked["merge"],
-        is_measured=asked["tape"] is not None,
+        is_measured=tape is not None,
     )
 
 

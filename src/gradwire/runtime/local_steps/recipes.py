@@ -34,6 +34,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ...contract import Compressor, Exchange
 from ...errors import invalid
+from ..grid.dtensors import is_dtensor
 from .local_steps import local_steps
 from .lock_step import LocalSteps
 from .outer import DILOCO, PLAIN, MakeOuter
@@ -386,6 +387,10 @@ class MuonWithAdamW(Optimizer):
     def _split(self, param: nn.Parameter, values: Tensor) -> Sequence[Tensor]:
         if param.dim() == 2 or param in self._kernels:
             return [values.flatten(1)]
+        if is_dtensor(param):
+            given = f"shards of {tuple(param.shape)}"
+            remedy = "make each of them a parameter, or give Muon the others alone"
+            raise invalid("experts for Muon", given, "whole ones", remedy)
         return values.flatten(0, -3).unbind()
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,9 +12,11 @@ on meanwhile. Messages of the connections before are dropped.
 
 Rank 0 sees a newcomer in the store, and invites all ranks to meet it (`rejoin`). They
 connect beside their rounds. Then this thread stands still until all have announced
-their place in the rounds, by which the next epoch begins.
+their place in the rounds, by which the next epoch begins. A rank that is cut off trains
+on alone, and comes back in the same way.
 """
 
+import json
 import logging
 import threading
 import time
@@ -22,6 +24,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
@@ -37,8 +40,15 @@ from ...exchange.rounds import (
 )
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
-from ..survive.rejoin import Admitted, Lookout, Offer, come_together
-from ..transport.wire import Channel, as_on_a_lane, has_store, in_background
+from ..liveness.membership import Membership
+from ..survive.rejoin import Admitted, Lookout, Offer, Returning, come_together
+from ..transport.wire import (
+    REJOINED,
+    Channel,
+    as_on_a_lane,
+    has_store,
+    in_background,
+)
 from .going_on import Connect, Successors, channel_of, go_on_without
 from .mail import NAME, Drained, Invitation, Leaving, Mail, Note, RoundMessage
 
@@ -135,6 +145,10 @@ class RoundService:
         self._lookout: Lookout | None = None
         self._admission: Admission | None = None
         """The newcomer that is on its way in."""
+        self._parted_by: BaseException | None = None
+        """The error by which this rank is alone, until it comes back."""
+        self._gives_up_s = inf
+        """When it ends, as nobody has taken it back."""
         self._invited: set[int] = set()
         """The newcomers that this rank has invited all ranks to meet."""
         self._mail: Mail | None = None
@@ -162,7 +176,11 @@ class RoundService:
             engine.check()
         except RankFailed as failure:
             self._notice(engine, failure)
-        if engine.rank == 0 and self._lookout is None and has_store():
+        looks_out = engine.rank == 0 and self._parted_by is None and has_store()
+        if self._lookout is not None and not looks_out:
+            self._lookout.close()
+            self._lookout = None
+        elif looks_out and self._lookout is None:
             self._lookout = Lookout(survival.fingerprint, self._see)
 
     @property
@@ -345,7 +363,8 @@ class RoundService:
 
     def _meet(self) -> None:
         """Ends the wait of a joint call, if all has arrived; no epoch begins then."""
-        is_waiting = self._num_met == self._num_calls and not self.rounds.awaited
+        is_whole = self._parted_by is None and not self.rounds.awaited
+        is_waiting = self._num_met == self._num_calls and is_whole
         if is_waiting and len(self._drained) == self._engine.world:
             self._num_met += 1
             self._met.append([self._notes[rank] for rank in sorted(self._notes)])
@@ -419,9 +438,20 @@ class RoundService:
             return
         assert self._survival is not None
         connect = self._survival.connect
-        self._begin(
-            partial(go_on_without, engine, failure, connect, self._own(), since_s)
-        )
+        own = self._own()
+
+        def go_on() -> Successors:
+            run = go_on_without(engine, failure, connect, own, since_s)
+            if run.is_parted:
+                if self.rounds.last_owners:
+                    raise failure
+                self._parted_by = failure
+                self._gives_up_s = time.monotonic() + engine.timeout.total_seconds()
+            return run
+
+        self._begin(go_on)
+        if self._parted_by is not None:
+            self._come_back()
 
     def _own(self) -> dict[str, Any]:
         """This rank's place before an epoch, which it announces."""
@@ -432,12 +462,15 @@ class RoundService:
 
     def _begin(self, connect: Callable[[], Successors]) -> None:
         """Begins the next epoch of rounds, or ends this rank's run."""
-        if self._mail is not None:
-            self._mail.end()
+        mail = self._mail
+        if mail is not None:
+            mail.end()
         try:
             self._begin_epoch(connect())
         except BaseException as error:
             self._failure = error
+        if mail is not None:
+            in_background(mail.cut)
         self._news.set()
 
     def _begin_epoch(self, run: Successors) -> None:
@@ -462,18 +495,20 @@ class RoundService:
             if self._note is not None:
                 self._announce(self._note)
 
-    def _see(self, number: int) -> None:
-        self._queue.put(partial(self._invite, number))
+    def _see(self, number: int, label: str) -> None:
+        self._queue.put(partial(self._invite, number, label))
 
-    def _invite(self, number: int) -> None:
+    def _invite(self, number: int, label: str) -> None:
         """Has all ranks meet a newcomer, one at a time, and none in a joint call."""
-        is_busy = self._admission is not None or self._is_in_joint_call
-        if is_busy or number in self._invited:
-            return
         assert self._survival is not None
+        invitation = Invitation(number, self._survival.first_label + number - 1)
+        if label:
+            invitation = Invitation(number, int(label))
+        is_busy = self._admission is not None or self._is_in_joint_call
+        is_here = invitation.label in self._engine.who.numbers
+        if is_busy or is_here or number in self._invited:
+            return
         self._invited.add(number)
-        label = self._survival.first_label + number - 1
-        invitation = Invitation(number, label)
         self._send_to_others(invitation)
         self._come_together(invitation)
 
@@ -483,10 +518,40 @@ class RoundService:
 
     def _come_together(self, invitation: Invitation) -> None:
         """Begins to meet a newcomer, beside the rounds."""
-        assert self._survival is not None
         engine = self._engine
         labels = [*engine.who.numbers, invitation.label]
         offer = Offer(invitation.number, labels, self.rounds.epoch.number)
+
+        def meet(connect: Connect, heal: Callable[[Engine], Any]) -> Admitted | str:
+            return come_together(offer, connect, heal, engine.timeout, engine)
+
+        self._admit(meet)
+
+    def _come_back(self) -> None:
+        """Begins to ask the others to take this rank in again."""
+        assert self._survival is not None
+        fingerprint = json.loads(self._survival.fingerprint)
+        [label] = self._engine.who.numbers
+        timeout = self._engine.timeout
+
+        def meet(connect: Connect, heal: Callable[[Engine], Any]) -> Admitted | str:
+            time.sleep(_LOOK_S)
+            # a new connection, as one that waits for a lost packet waits for long
+            Membership(REJOINED, 0, 1).ask(
+                lambda store: store.check(["run"]), timedelta(seconds=_LOOK_S)
+            )
+            returning = Returning(label)
+            returning.ask(fingerprint, timeout)
+            returning.enter(connect, heal, timeout)
+            return returning.admitted
+
+        self._admit(meet)
+
+    def _admit(
+        self, meet: Callable[[Connect, Callable[[Engine], Any]], Admitted | str]
+    ) -> None:
+        """Has ``meet`` connect all ranks in the background."""
+        assert self._survival is not None
         self._admission = admission = Admission()
 
         def heal(joined: Engine) -> dict[str, Any]:
@@ -494,23 +559,15 @@ class RoundService:
             self._queue.put(partial(self._stand_still, admission))
             return admission.own.result()
 
-        meeting = in_background(
-            partial(
-                come_together,
-                offer,
-                self._survival.connect,
-                heal,
-                engine.timeout,
-                engine,
-            )
-        )
+        meeting = in_background(partial(meet, self._survival.connect, heal))
         admission.meeting = meeting
         end = partial(self._end_admission, admission)
         meeting.add_done_callback(lambda _: self._queue.put(end))
 
     def _stand_still(self, admission: Admission) -> None:
         """Announces this rank's place, and does nothing until all ranks have."""
-        if admission is not self._admission or self._is_in_joint_call:
+        is_busy = self._parted_by is None and self._is_in_joint_call
+        if admission is not self._admission or is_busy:
             busy = RankFailed("the ranks make a joint call, or have lost a rank")
             admission.own.set_exception(busy)
             return
@@ -529,14 +586,28 @@ class RoundService:
         except (RankFailed, RanksDiffer) as error:
             found = said(error)
         if isinstance(found, str):
-            _log.warning("a new process could not join: %s", found)
+            self._stay_out(found)
             return
         old = self._engine
+        if self._parted_by is not None:
+            self._parted_by = None
+            # joint calls of the others meanwhile are over
+            self._num_met = max(one["met"] for one in found.values)
+            self._num_calls = self._num_met
         channel = admission.channel
         engine, group, values = found
         run = Successors(engine, group, channel, values, admission.since_s)
         self._begin(lambda: run)
         in_background(old.close)
+
+    def _stay_out(self, why: str) -> None:
+        """Goes on as before; a rank that is cut off asks again, for the time-out."""
+        if self._parted_by is None:
+            _log.warning("a new process could not join: %s", why)
+        elif time.monotonic() < self._gives_up_s:
+            self._come_back()
+        else:
+            self._failure = self._parted_by
 
     def _go_on(self) -> None:
         self._note = None

@@ -208,7 +208,7 @@ def check_layout(
             f"dtype of {what}",
             tensor.dtype,
             str(dtype),
-            "load the state of a model of the same dtypes",
+            "load the state of a model of the same dtypes, with the same outer_dtype",
         )
 
 

@@ -4,6 +4,7 @@ Ranks meet it in the job's store, by these keys below ``gradwire/rejoin``:
 
 * ``run``: the fingerprint of the run, with which a newcomer compares its own.
 * ``asked``: the number of newcomers that have asked; the n-th is newcomer n.
+* ``n/label``: the number in the job of a rank that comes back; else empty.
 * ``n/beat``: a number that newcomer n counts up while it lives.
 * ``n/offer``: its place, which rank 0 writes.
 * ``n/over``: there once its asking has ended.
@@ -118,11 +119,14 @@ class Lookout:
     """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
 
     ``number`` is that of the newcomer that has waited longest; 0 where none waits and
-    lives. ``on_seen`` is called with it again and again while it waits.
+    lives. ``on_seen`` is called with it and its ``label`` again and again while it
+    waits.
     """
 
     def __init__(
-        self, fingerprint: str, on_seen: Callable[[int], object] = lambda number: None
+        self,
+        fingerprint: str,
+        on_seen: Callable[[int, str], object] = lambda number, label: None,
     ) -> None:
         self.number = 0
         self._fingerprint = fingerprint
@@ -146,8 +150,9 @@ class Lookout:
                 if store.check([f"{number}/offer"]):
                     # by a rank 0 that is lost
                     store.set(f"{number}/over", "")
-            store.set("run", self._fingerprint)
             while not self._stop.wait(PERIOD_S):
+                # again and again, as a rank 0 that the others have left deletes it
+                store.set("run", self._fingerprint)
                 now = {
                     n: store.add(f"{n}/beat", 0)
                     for n in range(1, store.add("asked", 0) + 1)
@@ -156,7 +161,8 @@ class Lookout:
                 alive = [n for n in now if now[n] > beats.get(n, now[n])]
                 self.number = min(alive, default=0)
                 if self.number:
-                    self._on_seen(self.number)
+                    label = store.get(f"{self.number}/label").decode()
+                    self._on_seen(self.number, label)
                 beats = now
             store.delete_key("run")
 
@@ -220,7 +226,7 @@ def come_together(
     if isinstance(verdict, str):
         return verdict
     engine, group, _ = working.result()
-    if old is None:
+    if old is None and not dist.is_initialized():
         stand_outside(offer.labels[-1])
     register_group(group, f"{who.name}/group", who.ranks)
     return Admitted(engine, group, verdict)
@@ -298,8 +304,8 @@ class _Judgement:
             store.compare_set(alarm_key(0), "", alarm.encoded())
 
 
-class Newcomer:
-    """This process on its way into a run whose ranks meet in ``store``.
+class Returning:
+    """A process on its way into a run, which has had a ``label`` there, or none.
 
     ``seconds`` is the time that it took. If it ``asks_again``, it stays out only once
     the time-out is over.
@@ -309,24 +315,8 @@ class Newcomer:
     offer: Offer
     asks_again = False
 
-    def __init__(
-        self,
-        store: Store,
-        on_failure: str,
-        optimizer: Optimizer | None,
-        places: tuple[object, ...],
-    ) -> None:
-        is_alone = not dist.is_initialized() and all(place is None for place in places)
-        if not isinstance(store, Store):
-            raise invalid("rejoin", store, "the job's store", _STORE)
-        if not is_alone:
-            accepted = "given in a process of no group"
-            raise invalid("rejoin", "one of a group", accepted, _ALONE)
-        if on_failure != "shrink" or not isinstance(optimizer, Optimizer):
-            given = on_failure, type(optimizer).__name__
-            accepted = "beside on_failure='shrink' and an optimizer"
-            raise invalid("rejoin", given, accepted, _BOTH)
-        meet_in(store)
+    def __init__(self, label: int | None = None) -> None:
+        self._label = "" if label is None else str(label)
         self.start_s = time.monotonic()
         self.seconds = 0.0
 
@@ -377,12 +367,37 @@ class Newcomer:
             )
         patience = patience_of(timeout)
         number = store.add("asked", 1)
+        store.set(f"{number}/label", self._label)
         in_background(lambda: _live(number))
         offer = f"{number}/offer"
         if missing_keys(store, [offer], patience.total_seconds()):
             store.set(f"{number}/over", "")
             raise _stays_out(f"no place was offered within {patience}")
         return Offer(number, *json.loads(store.get(offer)))
+
+
+class Newcomer(Returning):
+    """This process on its way into a run whose ranks meet in ``store``."""
+
+    def __init__(
+        self,
+        store: Store,
+        on_failure: str,
+        optimizer: Optimizer | None,
+        places: tuple[object, ...],
+    ) -> None:
+        is_alone = not dist.is_initialized() and all(place is None for place in places)
+        if not isinstance(store, Store):
+            raise invalid("rejoin", store, "the job's store", _STORE)
+        if not is_alone:
+            accepted = "given in a process of no group"
+            raise invalid("rejoin", "one of a group", accepted, _ALONE)
+        if on_failure != "shrink" or not isinstance(optimizer, Optimizer):
+            given = on_failure, type(optimizer).__name__
+            accepted = "beside on_failure='shrink' and an optimizer"
+            raise invalid("rejoin", given, accepted, _BOTH)
+        meet_in(store)
+        super().__init__()
 
 
 def patience_of(timeout: timedelta) -> timedelta:
