@@ -250,6 +250,18 @@ def test_a_servers_parameters_are_no_workers() -> None:
     assert set(judge(calm, found).wrong) == {"diverged"}
 
 
+def test_a_server_that_is_cut_off_may_take_longer_and_no_other_rank_may() -> None:
+    cut = accident("link down")._replace(way="server", victims=(3,))
+    other = lost((3,))
+    late = lost((3,), end_s=40.0)
+    for server in (None, late):
+        assert judge(cut, aftermath(other, other, other, server)).wrong == {}
+    found = aftermath(other, late, other, None)
+    assert set(judge(cut, found).wrong) == {"late"}
+    found = aftermath(other, None, other, late)
+    assert set(judge(cut, found).wrong) == {"hangs"}
+
+
 @pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.timeout(400)

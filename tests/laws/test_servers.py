@@ -21,7 +21,7 @@ from gradwire.exchange.pair import pair
 from gradwire.exchange.without_data import wire_bytes
 from gradwire_lab.compress.lossless import lossless
 from gradwire_lab.compress.qsgd import qsgd
-from tests.each import each
+from tests.each import each, sampled
 from tests.laws.servers_laws import (
     LAWS,
     Served,
@@ -60,9 +60,12 @@ NARROW = [
 ]
 
 
+@sampled("cases", [*CASES, *NARROW], every=5)
 @each("law", LAWS)
-def test_workers_and_servers_of_every_number_keep_the_laws(law: Any) -> None:
-    for case in (*CASES, *NARROW):
+def test_workers_and_servers_of_every_number_keep_the_laws(
+    law: Any, cases: list[Served]
+) -> None:
+    for case in cases:
         law(case)
 
 

@@ -107,24 +107,33 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
     of_names = _of_survival if accident.way in SHRINKING else _of_naming
     if accident.way == LOCAL:
         of_names = _of_local_steps
+    slow = _slow(accident)
     wrong = {
-        **_of_silence(accident, seen, set(alive) - set(endings)),
+        **_of_silence(accident, seen, set(alive) - set(endings) - slow),
         **_of_raw_errors(accident, errors),
         **of_names(accident, seen, endings, errors),
         **_of_digests(accident, seen, endings, errors),
         **_of_steps(errors),
         **_of_processes(accident, seen, endings),
     }
+    ends_s = [ending.end_s for rank, ending in errors.items() if rank not in slow]
     # under local steps the end of a victim comes when it comes
-    if not errors or accident.way == LOCAL:
+    if not ends_s or accident.way == LOCAL:
         return Flaws(wrong, None)
-    detect_s = max(ending.end_s for ending in errors.values()) - max(
-        seen.struck_s.values()
-    )
+    detect_s = max(ends_s) - max(seen.struck_s.values())
     grace_s = GRACE_S + ROUND_TRIPS * round_trip_s
     if detect_s > accident.timeout_s + grace_s:
         wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
     return Flaws(wrong, detect_s)
+
+
+def _slow(accident: Accident) -> set[int]:
+    """The ranks that may take longer than a time-out to end: a server that is cut off.
+
+    Between two steps only the store's silence tells it, after the store's patience.
+    """
+    is_cut = accident.kind in LINKS and accident.kind not in BENIGN
+    return {accident.world - 1} if is_cut and accident.way == SERVER else set()
 
 
 def _of_silence(

@@ -11,8 +11,6 @@ that round otherwise are counted.
 Triton's own assemblers do the work, so neither a GPU nor CUDA's tools are needed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -8,8 +8,6 @@ one outlier, infinities and NaN. On a CPU the C++ stands for the device, or Trit
 interpreter where TRITON_INTERPRET is 1.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -12,8 +12,6 @@ Where a gradient's length is no whole number of blocks, the last part is left ou
 Letters: B blocks of L elements, so N = B * L.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A recipe is a line in ``RECIPES``. It may change the task's optimizer, where the
 exchange does a part of the optimizer's work.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass

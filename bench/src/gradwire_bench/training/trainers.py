@@ -5,8 +5,6 @@ Whatever is not an exchange beneath an optimizer is a line in ``OTHERS``: a func
 that starts it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -18,8 +18,6 @@ Differences from algorithm 1:
 Legend: N elements, L layers, K elements of the support, W ranks.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property

@@ -17,8 +17,6 @@ Wire: codes_N in 2 bits (0: zero, 1: threshold, 2: -threshold, 3: NaN; code i in
 State: none. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 import math
 
 from gradwire.dsl.language import (

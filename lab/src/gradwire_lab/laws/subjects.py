@@ -2,8 +2,6 @@
 law went.
 """
 
-from __future__ import annotations
-
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence

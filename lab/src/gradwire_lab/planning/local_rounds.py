@@ -9,8 +9,6 @@ Not modelled in partial rounds: what encodes cost, and what a rank learns while 
 is under way.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

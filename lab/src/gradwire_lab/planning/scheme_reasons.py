@@ -1,7 +1,5 @@
 """Why a sparse tensor takes its scheme, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from gradwire.contract.units import format_seconds
