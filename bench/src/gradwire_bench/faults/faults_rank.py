@@ -271,7 +271,7 @@ class _Training:
             self._striker.before_message(MESSAGES[self._accident.point], place)
         end_s = time.monotonic() + LOCAL_S
         while time.monotonic() < end_s:
-            self._at("step", self.steps // 10)
+            self._at("step", self.steps // 3)
             x = torch.randn(8, 12, generator=self._draw)
             optimizer.zero_grad()
             model(x).square().mean().backward()
