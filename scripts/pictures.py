@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -42,17 +46,46 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "pictures"
 _MULOCO_EVERY_5 = "gradwire, Muon, local steps every 5, 4 bits (`muloco-4bit@5`)"
 RATES_BIT = (25e6, 100e6, 500e6, 2e9, 10e9)
+_PNG_END = 12
+"""Bytes of the last chunk of a PNG."""
 NEVER_S = 50
 """Where ``fastest`` marks a method that does not reach the loss."""
+_read: list[list[dict[str, str]]] = []
+"""The tables that the picture being drawn has read."""
 
 
 def measured(section: str, *head: str) -> list[dict[str, str]]:
-    """The rows of the table of docs/measured.md in a section, whose head begins so."""
+    """The rows of the table of docs/measured.md in a section, whose head begins so.
+
+    The picture then carries a digest of these rows.
+    """
     page = tables((ROOT / "docs" / "measured.md").read_text(encoding="utf-8"))
     found = next(
         t for t in page if t.section == section and t.head[: len(head)] == [*head]
     )
-    return [dict(zip(found.head, row, strict=True)) for row in found.rows]
+    rows = [dict(zip(found.head, row, strict=True)) for row in found.rows]
+    _read.append(rows)
+    return rows
+
+
+def draw(name: str, path: Path) -> None:
+    """Draws one picture, and writes a digest of the tables that it read into it."""
+    _read.clear()
+    PICTURES[name](path)
+    if not _read:
+        return
+    digest = sha256(json.dumps(_read).encode()).hexdigest()
+    chunk = b"tEXtData\0" + digest.encode()
+    length = len(chunk) - len(b"tEXt")
+    whole = struct.pack(">I", length) + chunk + struct.pack(">I", crc32(chunk))
+    png = path.read_bytes()
+    path.write_bytes(png[:-_PNG_END] + whole + png[-_PNG_END:])
+
+
+def digest_in(path: Path) -> str | None:
+    """The digest that ``draw`` wrote into a picture; None without one."""
+    found = re.search(rb"tEXtData\0([0-9a-f]{64})", path.read_bytes())
+    return found[1].decode() if found else None
 
 
 def number(text: str) -> float:
@@ -85,6 +118,7 @@ def choosing(path: Path) -> None:
 
 def fastest(path: Path) -> None:
     """Seconds to DDP's loss over the link's rate; a method may never reach it."""
+    rows = measured("Which method reaches DDP's loss first?", "method", "25 Mbit/s")
     names = {
         "DDP": "DDP",
         "DDP, fp16 hook": "DDP, fp16 hook",
@@ -94,26 +128,73 @@ def fastest(path: Path) -> None:
         "gradwire, Muon, 4 bits (`muon-4bit`)": "gradwire, Muon, 4 bits",
         _MULOCO_EVERY_5: "gradwire, Muon, local steps",
     }
-    rows = measured("Which method reaches DDP's loss first?", "method", "25 Mbit/s")
     cells = {row["method"]: list(row.values())[1:6] for row in rows}
     figure = new_figure(4.6)
     axes = figure.subplots()
+    _seconds_to_goal(figure, axes, {shown: cells[n] for n, shown in names.items()})
+    axes.set_xticks(RATES_BIT, ["25 M", "100 M", "500 M", "2 G", "10 G"])
+    label(axes, "rate of each host's link, bit/s", "seconds until DDP's loss")
+    save(figure, path, "Local steps with Muon win up to 500 Mbit/s")
+
+
+GOAL_COLOURS = dict(
+    zip(
+        (
+            "DDP",
+            "DDP, fp16 hook",
+            "DDP, PowerSGD hook",
+            "DDP, Muon",
+            "torchft, DiLoCo every 5",
+            "gradwire, Muon, 4 bits",
+            "gradwire, Muon, local steps",
+            "gradwire, 4 bits",
+        ),
+        SERIES,
+        strict=True,
+    )
+)
+"""A method has one colour in all pictures of seconds to DDP's loss."""
+
+
+def _seconds_to_goal(
+    figure: Any,
+    axes: Any,
+    cells: dict[str, list[str]],
+    places: Sequence[float] = RATES_BIT,
+    ticks: Sequence[float] = (1, 2, 5, 10, 20),
+) -> None:
+    """A line for each method over ``places``; "-" is marked as never."""
     lines = []
-    for colour, (method, shown) in zip(SERIES, names.items(), strict=False):
-        is_reached = "-" not in cells[method]
-        seconds = map(number, cells[method]) if is_reached else [NEVER_S] * 5
+    for shown, row in cells.items():
+        is_reached = "-" not in row
+        seconds = map(number, row) if is_reached else [NEVER_S] * len(places)
         style = {"marker": "o"} if is_reached else {"marker": "x", "markersize": 8}
-        points = list(zip(RATES_BIT, seconds, strict=True))
+        points = list(zip(places, seconds, strict=True))
         dash = "-" if is_reached else "none"
-        lines.append(curves.line(axes, points, (colour, dash), label=shown, **style))
+        colour = (GOAL_COLOURS[shown], dash)
+        lines.append(curves.line(axes, points, colour, label=shown, **style))
+    has_never = any("-" in row for row in cells.values())
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xticks(RATES_BIT, ["25 M", "100 M", "500 M", "2 G", "10 G"])
-    axes.set_yticks([1, 2, 5, 10, 20, NEVER_S], ["1", "2", "5", "10", "20", "never"])
+    marks = [*ticks, *([NEVER_S] if has_never else ())]
+    names = [f"{mark:g}" for mark in ticks] + ["never"] * has_never
+    axes.set_yticks(marks, names)
     axes.minorticks_off()
-    label(axes, "rate of each host's link, bit/s", "seconds until DDP's loss")
     legend(figure, lines)
-    save(figure, path, "Local steps with Muon win up to 500 Mbit/s")
+
+
+def fastest_far(path: Path) -> None:
+    """Seconds to DDP's loss over the round trip, at 100 Mbit/s."""
+    rows = measured("Over the round trip", "method")
+    trips = list(rows[0])[1:6]
+    cells = {row["method"]: [row[trip] for trip in trips] for row in rows}
+    figure = new_figure(4.6)
+    axes = figure.subplots()
+    places = [number(trip) for trip in trips]
+    _seconds_to_goal(figure, axes, cells, places, (2, 5, 10, 20, 50))
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    label(axes, "round trip between hosts, ms", "seconds until DDP's loss")
+    save(figure, path, "Between far hosts DDP waits for distance")
 
 
 def far(path: Path) -> None:
@@ -501,6 +582,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "timeline": demo,
     "choosing": choosing,
     "fastest": fastest,
+    "fastest_far": fastest_far,
     "frameworks": frameworks,
     "far": far,
     "hosts": hosts,
@@ -514,4 +596,4 @@ PICTURES: dict[str, Callable[[Path], None]] = {
 
 if __name__ == "__main__":
     for asked in sys.argv[1:] or PICTURES:
-        PICTURES[asked](FOLDER / f"{asked}.png")
+        draw(asked, FOLDER / f"{asked}.png")
