@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradwire_bench.storm import storm
-from gradwire_bench.storm.reading import Line, course_of, row_of
+from gradwire_bench.storm.reading import Line, course_of, read_lines, row_of
 from gradwire_bench.storm.schedule import (
     COUNTS,
     DDP,
@@ -77,6 +77,15 @@ def test_steps_since_a_checkpoint_are_lost_with_it() -> None:
     assert course.num_failed == 1
 
 
+def test_the_clock_begins_when_all_ranks_train(tmp_path: Path) -> None:
+    file = tmp_path / "0"
+    file.write_text("\n".join(map(json.dumps, KILLED)), encoding="utf-8")
+    course = course_of(read_lines(file, 1.5, 4.0), 4.0)
+    assert course.counted == [(0.5, 1.5)]
+    assert course.lost == [(2.0, 3.0)]
+    assert course.dead == [(3.5, 4.0)]
+
+
 def test_a_rank_that_does_not_come_back_is_dead_to_the_end() -> None:
     assert course_of(KILLED[:6], 10.0).dead == [(5.0, 10.0)]
 
@@ -118,8 +127,9 @@ def test_a_killed_rank_is_missed_and_the_others_train_on(tmp_path: Path) -> None
     killed = next(fault for fault in settings.faults if fault.kind == "kill")
     others = {*range(3)} - {killed.rank}
     for rank in others:
-        counted = record["ways"][GRADWIRE][rank]["counted"]
-        assert any(begin_s > killed.begin_s for begin_s, _ in counted)
+        course = record["ways"][GRADWIRE][rank]
+        steps = [*course["counted"], *course["lost"]]
+        assert any(begin_s > killed.begin_s for begin_s, _ in steps)
     storm.write(record, tmp_path)
     written = json.loads((tmp_path / "storm.json").read_text(encoding="utf-8"))
     assert written["rows"] == record["rows"]

@@ -38,10 +38,19 @@ class Course(NamedTuple):
     losses: list[Point]
 
 
-def read_lines(file: Path, seconds: float) -> list[Line]:
-    """The lines of one rank in so many seconds."""
-    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line[0] <= seconds]
+def read_lines(file: Path, begin_s: float, seconds: float) -> list[Line]:
+    """The lines of one rank until the storm is over, by the storm's clock.
+
+    It begins at ``begin_s`` of the ranks' clock, so what was before is below 0.
+    """
+    lines = []
+    for text in file.read_text(encoding="utf-8").splitlines():
+        at_s, what, *values = json.loads(text)
+        if what == "step":
+            values[0] -= begin_s
+        if at_s - begin_s <= seconds:
+            lines.append([at_s - begin_s, what, *values])
+    return lines
 
 
 def course_of(lines: Iterable[Line], seconds: float) -> Course:
@@ -61,7 +70,11 @@ def course_of(lines: Iterable[Line], seconds: float) -> Course:
         elif what == "back":
             num_taken_back += sum(number >= values[0] for number in rounds)
             rounds = {at: rounds[at] for at in rounds if at < values[0]}
-    steps = {number: (begin_s, end_s) for end_s, begin_s, number in by_word["step"]}
+    steps = {
+        number: (begin_s, end_s)
+        for end_s, begin_s, number in by_word["step"]
+        if begin_s >= 0
+    }
     in_model = {number for numbers in rounds.values() for number in numbers}
     lives = [*(at_s for at_s, *_ in by_word["life"]), seconds][1:]
     ends = [at_s for at_s, *_ in by_word["end"]]

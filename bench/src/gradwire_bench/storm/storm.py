@@ -35,6 +35,8 @@ NOT_INSTALLED = f"{TORCHFT}: not installed; pip install torchft==0.2.0"
 TEMPLATE = Path(__file__).parents[1] / "report" / "storm.html"
 _PRELOADED = ["torch", "torch._dynamo", "gradwire_bench.storm.storm_rank", "torchft"]
 _POLL_S = 0.1
+_START_S = 300.0
+"""Seconds in which all ranks must have begun to train."""
 _PAUSE_S = 1.0
 """Seconds until a process that has ended starts again."""
 
@@ -99,6 +101,8 @@ class _Struck:
         self._starts_s = [0.0] * settings.hosts
         """When each rank may start again."""
         self._begin_s = time.monotonic()
+        self._storm_s = 0.0
+        """When the storm begins: all ranks train by then."""
         self.sent_bytes = 0.0
         """The bytes that the interface of a rank has sent, on average."""
 
@@ -110,21 +114,25 @@ class _Struck:
         events = [(fault.begin_s, self._strike, fault) for fault in settings.faults]
         events += [(fault.end_s, self._mend, fault) for fault in settings.faults]
         events.sort(key=lambda event: event[0])
-        before = self._sent()
         # torch is imported by then, which ranks are forked with
         while not (self._folder / READY).exists() and server.is_alive():
             time.sleep(_POLL_S)
-        self._begin_s = time.monotonic()
         try:
-            while (now_s := self._now_s()) < settings.seconds:
+            while not self._all_train() and self._now_s() < _START_S:
+                self._end_and_start()
+                time.sleep(_POLL_S)
+            self._storm_s = self._now_s()
+            self._starts_s = [0.0] * settings.hosts
+            before = self._sent()
+            while (now_s := self._now_s() - self._storm_s) < settings.seconds:
                 while events and events[0][0] <= now_s:
                     _, act, fault = events.pop(0)
                     act(fault)
                 self._end_and_start()
                 report(now_s / settings.seconds, f"{now_s:.0f} s")
                 time.sleep(_POLL_S)
-        finally:
             self.sent_bytes = (self._sent() - before) / settings.hosts
+        finally:
             for process in filter(None, (*self._lives, server)):
                 process.kill()
                 process.join()
@@ -135,7 +143,16 @@ class _Struck:
         """The courses of all ranks."""
         seconds = self._settings.seconds
         files = [self._folder / f"{rank}" for rank in range(self._settings.hosts)]
-        return [course_of(read_lines(file, seconds), seconds) for file in files]
+        lines = [read_lines(file, self._storm_s, seconds) for file in files]
+        return [course_of(of_rank, seconds) for of_rank in lines]
+
+    def _all_train(self) -> bool:
+        """Whether each rank has made a step."""
+        files = [self._folder / f"{rank}" for rank in range(self._settings.hosts)]
+        return all(
+            file.exists() and '"step"' in file.read_text(encoding="utf-8")
+            for file in files
+        )
 
     def _now_s(self) -> float:
         return time.monotonic() - self._begin_s
@@ -153,7 +170,7 @@ class _Struck:
             os.kill(process.pid, signal.SIGKILL if is_kill else signal.SIGSTOP)
         if fault.kind != "stop":
             # a process that ends meanwhile cannot start
-            self._starts_s[fault.rank] = fault.end_s
+            self._starts_s[fault.rank] = self._storm_s + fault.end_s
 
     def _mend(self, fault: Fault) -> None:
         process = self._lives[fault.rank]
