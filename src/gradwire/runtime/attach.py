@@ -626,6 +626,7 @@ class Attachment:
         from .survive.groups import open_group
         from .survive.shrink import Shrinking
 
+        assert self.healing is not None, "made under on_failure='shrink'"
         hooks.shrinking = Shrinking(
             handle,
             self.run,

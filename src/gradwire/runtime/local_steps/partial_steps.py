@@ -36,9 +36,9 @@ from ..liveness.alarm import listed
 from ..state.outer_state import DAMAGED, NO_LOADS
 from ..state.table import copied
 from ..step.progress import Progress
+from ..survive.going_on import Successors
 from ..transport.task_graph import wall_clock
 from ..transport.wire import as_on_a_lane
-from .going_on import Successors
 from .lock_step import LocalAttachment, LocalSteps, Rhythm
 from .mail import Note
 from .outer import Outer

@@ -33,8 +33,8 @@ from ...exchange.rounds import (
 )
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
+from ..survive.going_on import Connect, Successors, go_on_without
 from ..transport.wire import as_on_a_lane, in_background
-from .going_on import Connect, Successors, go_on_without
 from .mail import NAME, Drained, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5

@@ -28,11 +28,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,18 +42,24 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ...errors import RankFailed, RanksDiffer, invalid
-from ..agreement.fingerprint import REFUSAL, Fingerprint, difference
+from ..agreement.fingerprint import (
+    REFUSAL,
+    Fingerprint,
+    difference,
+    refusals,
+    refusing,
+)
 from ..engine.engine import Engine
 from ..engine.plain import packed, read_packed, receive
-from ..liveness.alarm import Alarm, said
+from ..liveness.alarm import Alarm
 from ..liveness.blame import IN_ATTACH
 from ..liveness.membership import Membership
 from ..liveness.pulse import (
+    ALARM,
     PATIENCE_S,
     PERIOD_S,
     STORE_PATIENCE_S,
     Stillness,
-    alarm_key,
 )
 from ..state import checkpoint
 from ..state.table import fields_of
@@ -108,7 +113,6 @@ class Healing(NamedTuple):
         checkpoint.move(parts["exchange"], messages)
 
 
-_GO = "go"
 _PLACE = Membership(REJOINED, 0, 1)
 """The membership under whose name a run and its newcomers meet."""
 
@@ -124,15 +128,12 @@ class Lookout:
         self.number = 0
         self._fingerprint = fingerprint
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, name="gradwire lookout", daemon=True
-        )
-        self._thread.start()
+        self._watching = in_background(self._watch)
 
     def close(self) -> None:
         """Shows the run no more, as no newcomer can come any more."""
         self._stop.set()
-        self._thread.join(PERIOD_S)
+        wait([self._watching], PERIOD_S)
 
     def _watch(self) -> None:
         with suppress(dist.DistError):  # the pulse says that the store is lost
@@ -145,7 +146,7 @@ class Lookout:
                     for n in range(1, store.add("asked", 0) + 1)
                     if not store.check([f"{n}/over"])
                 }
-                alive = [n for n in now if now[n] > beats.get(n, now[n])]
+                alive = (n for n in now if now[n] > beats.get(n, now[n]))
                 self.number = min(alive, default=0)
                 beats = now
             store.delete_key("run")
@@ -160,10 +161,11 @@ class Offer(NamedTuple):
     labels: list[int]
     step: int
 
-    def who(self, rank: int) -> Membership:
-        """A rank among the newcomers."""
+    def who(self, rank: int = -1) -> Membership:
+        """A rank of the run, by default the newcomer, which comes last."""
         name = f"{REJOINED} {self.number}"
-        return Membership(name, rank, len(self.labels), tuple(self.labels))
+        world = len(self.labels)
+        return Membership(name, rank % world, world, tuple(self.labels))
 
 
 def come_together(
@@ -178,102 +180,76 @@ def come_together(
     All ranks get the same. ``old`` is the world that they go on in where it stays out;
     the newcomer has none. ``heal`` is called with the new engine on each.
     """
-    who = offer.who(len(offer.labels) - 1 if old is None else old.rank)
+    who = offer.who() if old is None else offer.who(old.rank)
+    name = f"{who.name}/group"
+    opened = ExitStack()
 
     def work() -> tuple[Engine, Group]:
-        if old is not None and old.rank == 0:
-            own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
-        engine = connect(who)
-        opened.callback(engine.close)
-        group = open_group(f"{who.name}/group", who.rank, who.world, timeout)
-        heal(engine)
+        with refusing(who):
+            if who.rank == 0:
+                in_background(partial(_watch, offer.number, who))
+                own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
+            engine = connect(who)
+            opened.callback(engine.close)
+            group = open_group(name, who.rank, who.world, timeout)
+            heal(engine)
+        who.post({})
         return engine, group
 
-    opened = ExitStack()
-    verdict = ""
+    def look(absent: object, found: Mapping[int, Any]) -> bool:
+        try:
+            if old is not None:
+                old.check()
+                # nothing is sent there now that could fail
+                old.refuse_silence(offer.step)
+        except RankFailed as failure:
+            lost = list(failure.ranks)
+            who.post({REFUSAL: f"the run has lost ranks {lost} meanwhile"})
+            return True
+        return bool(refusals(found))
+
+    def decide(found: Mapping[int, Any]) -> str:
+        late = f"not all ranks were ready within {timeout}"
+        reasons = [*refusals(found).values()]
+        reasons += [late] * (len(found) < who.world)
+        return reasons[0] if reasons else ""
+
     working = in_background(work)
+    why: str | None = None
+    what = "a newcomer's attach"
     try:
-        verdict = _Judgement(offer, who, working, old).verdict(timeout)
+        why = who.agree(None, decide, timeout, what=what, look=look, is_partial=True)
     finally:
         # a rank that saw the connections close before would give that as the reason
-        if verdict != _GO:
+        if why != "":
             working.add_done_callback(lambda _: opened.close())
-    if verdict != _GO:
-        return verdict
+    in_background(partial(_close, offer.number, who, why))
+    if why:
+        return why
     engine, group = working.result()
     if old is None:
         stand_outside(offer.labels[-1])
-    register_group(group, f"{who.name}/group", who.ranks)
+    register_group(group, name, who.ranks)
     return engine, group
 
 
-@dataclass
-class _Judgement:
-    """This rank's part in the verdict of all ranks on a newcomer.
+def _watch(number: int, who: Membership) -> None:
+    """Refuses a newcomer that shows no sign of life, until its asking is over."""
+    store = own_store(REJOINED)
+    beat = Stillness()
+    while not store.check([f"{number}/over"]):
+        if beat.read(store.add(f"{number}/beat", 0)) > PATIENCE_S:
+            who.post({REFUSAL: "it shows no sign of life"})
+            return
+        time.sleep(PERIOD_S / 2)
 
-    It is ready once ``working`` has ended well. A reason against the newcomer, of this
-    rank or another, ends the wait.
-    """
 
-    offer: Offer
-    who: Membership
-    working: Future[Any]
-    old: Engine | None
-    beat: Stillness = field(default_factory=Stillness)
-    reason: str = ""
-
-    @cached_property
-    def _store(self) -> Any:
-        return own_store(REJOINED)
-
-    def verdict(self, timeout: timedelta) -> str:
-        """The verdict of all ranks, which is announced to the newcomer."""
-
-        def decide(found: Mapping[int, Any]) -> str:
-            for announced in found.values():
-                if announced != _GO:
-                    return str(
-                        announced if isinstance(announced, str) else announced[REFUSAL]
-                    )
-            is_whole = len(found) == self.who.world
-            return _GO if is_whole else f"not all ranks were ready within {timeout}"
-
-        what = "a newcomer's attach"
-        verdict = self.who.agree(
-            self._own, decide, timeout, what=what, look=self._look, is_partial=True
-        )
-        in_background(partial(self._close, verdict))
-        return verdict
-
-    def _own(self) -> str | None:
-        """This rank's word, if it has one; called in a thread that may wait."""
-        beat = self._store.add(f"{self.offer.number}/beat", 0)
-        if self.beat.read(beat) > PATIENCE_S:
-            self.reason = self.reason or "it shows no sign of life"
-        if self.working.done():
-            error = self.working.exception()
-            return _GO if error is None else said(error)
-        return self.reason or None
-
-    def _look(self, absent: object, found: Mapping[int, Any]) -> bool:
-        try:
-            if self.old is not None:
-                self.old.check()
-                # nothing is sent there now that could fail
-                self.old.refuse_silence(self.offer.step)
-        except RankFailed as failure:
-            self.reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
-        return bool(self.reason) or any(
-            announced != _GO for announced in found.values()
-        )
-
-    def _close(self, verdict: str) -> None:
-        self._store.set(f"{self.offer.number}/over", "")
-        if verdict != _GO:  # a rank that still connects hears it by the pulse
-            newcomer = self.who.world - 1
-            alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
-            store = own_store(self.who.name)
-            store.compare_set(alarm_key(0), "", alarm.encoded())
+def _close(number: int, who: Membership, why: str) -> None:
+    """Ends a newcomer's asking."""
+    own_store(REJOINED).set(f"{number}/over", "")
+    if why:  # a rank that still connects hears it by the pulse
+        alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out")
+        own_store(who.name).compare_set(ALARM, "", alarm.encoded())
 
 
 class Newcomer:
@@ -292,10 +268,9 @@ class Newcomer:
         optimizer: Optimizer | None,
         places: tuple[object, ...],
     ) -> None:
-        is_alone = not dist.is_initialized() and all(place is None for place in places)
         if not isinstance(store, Store):
             raise invalid("rejoin", store, "the job's store", _STORE)
-        if not is_alone:
+        if dist.is_initialized() or any(place is not None for place in places):
             accepted = "given in a process of no group"
             raise invalid("rejoin", "one of a group", accepted, _ALONE)
         if on_failure != "shrink" or not isinstance(optimizer, Optimizer):
@@ -315,7 +290,7 @@ class Newcomer:
         self.offer = _PLACE.ask(
             lambda store: self._asked(store, fingerprint, timeout), patience
         )
-        return self.offer.who(len(self.offer.labels) - 1)
+        return self.offer.who()
 
     def enter(
         self,
