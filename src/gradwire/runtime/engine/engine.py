@@ -158,7 +158,7 @@ class Engine:
     With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
     channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
     the bytes that were sent. With ``bulk`` a coordinator says when sends travel. Unless
-    it ``opens``, it has a pulse alone until ``open`` connects the ranks.
+    it ``connects``, it has a pulse alone until ``connect`` is called.
     """
 
     is_copy = False
@@ -181,7 +181,7 @@ class Engine:
         ranks_per_host: int = 1,
         checksums: bool = False,
         bulk: Bulk | None = None,
-        opens: bool = True,
+        connects: bool = True,
     ) -> None:
         self.who = who
         self.rank = who.rank
@@ -230,14 +230,14 @@ class Engine:
                 self._fail,
                 self._waits,
             )
-        if opens:
+        if connects:
             try:
-                self.open()
+                self.connect()
             except BaseException:
                 self.close()
                 raise
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Connects the ranks."""
         who = self.who
         groups = self.routes.groups

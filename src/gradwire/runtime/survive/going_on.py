@@ -61,9 +61,9 @@ def go_on_without(
         old.close()
         who = old.who.going_on([*values])
         # its pulse lives on where it cannot connect
-        old = connect(who, opens=False)
+        old = connect(who, connects=False)
         try:
-            old.open()
+            old.connect()
             if old.world < num_before:
                 group = group_of(old, backends)
             return Successors(old, group, [*values.values()])
