@@ -26,7 +26,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-nightly test-all fuzz check docs dist format setup system clean
+.PHONY: help demo test test-slow test-nightly test-all fuzz check docs marks dist format setup system clean
 # Two installs at once would write the same environment.
 .NOTPARALLEL:
 
@@ -39,6 +39,7 @@ help:
 	@echo 'make fuzz      ten minutes of damaged payloads, exchanges and programs under AddressSanitizer'
 	@echo 'make check     lint, formatting, types'
 	@echo 'make docs      build the documentation site into build/site'
+	@echo 'make marks     mark figures of docs/measured.md with the age of the code that they measure'
 	@echo 'make dist      build all wheels and source archives into dist, and check them'
 	@echo 'make format    rewrite the sources in the house format'
 	@echo 'make clean     remove the environment and what tools left behind'
@@ -76,6 +77,10 @@ format: $(DEV_STAMP)
 docs: system $(DOCS_STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'build/site/index.html'
+
+# The site has the marks of the day; this writes them into the page too.
+marks: $(DEV_STAMP)
+	@$(BIN)/python -m scripts.measured_marks
 
 # The pure wheel and the source archive of each package, and gradwire's wheels with kernels. That of
 # another platform needs g++-aarch64-linux-gnu, and is left out where that is not there.

@@ -7,6 +7,11 @@ model parts, a container of optimizers, gradient accumulation, a checkpointer wi
 states. torchtitan itself is not needed. ``Kept`` and ``LocalTrainer`` are all that
 gradwire adds; over torchtitan derive the latter from ``torchtitan.train.Trainer``.
 Among sites let torchtitan apply no ``replicate()``: gradwire exchanges in its place.
+
+With ``--shard 2`` each site has two ranks, which hold one model by FSDP2. Over
+torchtitan give ``fully_shard`` the dimension of shards alone, and not that of replicas.
+
+torchrun --nproc-per-node 4 examples/with_torchtitan.py --folder /tmp/titan --shard 2
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -36,6 +43,7 @@ class Config:
     folder: str
     steps: int
     resume: bool = False
+    data_parallel_shard_degree: int = 1
     local_batch_size: int = 8
     accumulation_steps: int = 2
     max_norm: float = 1.0
@@ -87,6 +95,14 @@ class Trainer:
         self.config = config
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+        degree = config.data_parallel_shard_degree
+        self.world_mesh = init_device_mesh(
+            "cpu",
+            (dist.get_world_size() // degree, degree),
+            mesh_dim_names=("dp_replicate", "dp_shard"),
+        )
+        if degree > 1:
+            fully_shard(model, mesh=self.world_mesh["dp_shard"])
         self.model_parts: list[nn.Module] = [model]
         self.optimizers = OptimizersContainer(self.model_parts, lr=1e-2)
         self.lr_schedulers = [
@@ -111,10 +127,10 @@ class Trainer:
             schedule.last_epoch = last
 
     def batch_generator(self) -> Iterator[Tensor]:
-        rank = dist.get_rank()
         place = self.step * self.config.accumulation_steps
         while True:
-            draws = torch.Generator().manual_seed(2 * place + rank)
+            seed = dist.get_world_size() * place + dist.get_rank()
+            draws = torch.Generator().manual_seed(seed)
             yield torch.randn(self.config.local_batch_size, 16, generator=draws)
             place += 1
 
@@ -165,10 +181,10 @@ class Kept:
         kept = {"gradwire": self.handle.state_dict(), "inner": inner}
         buffer = io.BytesIO()
         torch.save(kept, buffer)
-        return {f"rank {self.handle.rank}": buffer.getvalue()}
+        return {f"rank {dist.get_rank()}": buffer.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
-        own = io.BytesIO(state_dict[f"rank {self.handle.rank}"])
+        own = io.BytesIO(state_dict[f"rank {dist.get_rank()}"])
         kept = torch.load(own, weights_only=True)
         for one, state in zip(self.optimizers.optimizers, kept["inner"], strict=True):
             one.load_state_dict(state)
@@ -181,7 +197,11 @@ class LocalTrainer(Trainer):
     def __init__(self, config: Config, **settings: Any) -> None:
         super().__init__(config)
         [model] = self.model_parts
-        self.handle = gw.local_steps(model, self.optimizers, "uniform", **settings)
+        # rank i of a site talks to rank i of the others
+        sites = self.world_mesh["dp_replicate"]
+        self.handle = gw.local_steps(
+            model, self.optimizers, "uniform", group=sites, **settings
+        )
         self.checkpointer.states["gradwire"] = Kept(self.handle, self.optimizers)
 
     def train(self) -> None:
@@ -196,19 +216,23 @@ def main() -> None:
     )
     options.add_argument("--steps", type=int, default=20, help="the last step")
     options.add_argument("--resume", action="store_true")
+    options.add_argument("--shard", type=int, default=1, help="ranks of a site")
     options.add_argument("--quorum", type=int, help="default: all ranks in lock step")
     chosen = options.parse_args()
     dist.init_process_group("gloo")
-    config = Config(chosen.folder, chosen.steps, chosen.resume)
+    config = Config(chosen.folder, chosen.steps, chosen.resume, chosen.shard)
     settings: dict[str, Any] = {"quorum": chosen.quorum}
     if chosen.quorum is None:  # short periods in lock step want a slow momentum
         settings["outer"] = partial(torch.optim.SGD, lr=1.0, momentum=0.4)
     trainer = LocalTrainer(config, every=5, **settings)
     trainer.train()
+    [model] = trainer.model_parts
+    # all ranks of a site take part where it holds the model together
+    loss = trainer.validate()
+    whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
     if dist.get_rank() == 0:
-        [model] = trainer.model_parts
-        bits = [float(p.detach().double().sum()).hex() for p in model.parameters()]
-        print(f"step {trainer.handle.step}: loss {trainer.validate():.3f}")
+        bits = [float(param.detach().double().sum()).hex() for param in whole]
+        print(f"step {trainer.handle.step}: loss {loss:.3f}")
         print("parameters", *bits)
     trainer.handle.detach()
     dist.destroy_process_group()

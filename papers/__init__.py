@@ -5,7 +5,8 @@ They lie beside the library and not in it, so they are there in a checkout of th
 sources alone. ``deft/page.py`` defines ``deft``, a ``Reproduction``: the folder listing
 is the registry. ``frame`` says what a reproduction consists of, ``store`` runs one and
 keeps what was measured, ``command`` is what ``gradwire reproduce`` calls.
-``workloads/`` holds models and data that only papers need. Everything of gradwire may
+``workloads/`` holds models and data that only papers need. ``local_steps/`` has runs
+without a page. Everything of gradwire may
 be imported here; nothing of it imports this.
 """
 

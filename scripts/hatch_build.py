@@ -45,12 +45,10 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
         *({"bitwidth": width} for width in (1, 2, 4, 8)),
         *({"bitwidth": width, "block": block} for width in (4, 8) for block in BLOCKS),
     ],
-    "qsgd": [{"bitwidth": width} for width in (2, 4, 8)],
     "dgc": [{"density": density} for density in DENSITIES],
     "int8": [{"block": block} for block in BLOCKS],
     "fp8": [{"block": block} for block in BLOCKS],
     "onebit": [{"stretch": 1.0}],
-    "terngrad": [{"clip": None}],
 }
 """What people set, beside the defaults and the examples of each compressor's file."""
 

@@ -70,11 +70,11 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         import gradwire.dsl.gpu.device
-        import gradwire.kernels.sparse.hashing_device
         import gradwire.kernels.sparse.permutation_device  # noqa: F401
 
         if find_spec("gradwire_lab") is not None:
-            import gradwire_lab.dsl.runs_device  # noqa: F401
+            import gradwire_lab.dsl.runs_device
+            import gradwire_lab.kernels.hashing_device  # noqa: F401
 
 # Not in a conftest of their own folder: pytest 9.1 loses such fixtures where a file of
 # this folder stands in the command line between files of that one.

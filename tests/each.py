@@ -55,6 +55,32 @@ def each(
     return decorated
 
 
+def sampled(name: str, cases: Sequence[Any], every: int = 2) -> pytest.MarkDecorator:
+    """Two tests of many cases: one of a sample of them, and a slow one of the others.
+
+    For cases that one run has together, as a list under ``name``.
+    """
+    sample = list(cases[::every])
+    others = [case for place, case in enumerate(cases) if place % every]
+    slow = pytest.param(others, marks=pytest.mark.slow)
+    return pytest.mark.parametrize(name, [sample, slow], ids=["sample", "others"])
+
+
+def few(
+    names: str,
+    cases: Iterable[Any],
+    fast: int = 1,
+    ids: Callable[[Any], object] | Sequence[str] | None = None,
+) -> pytest.MarkDecorator:
+    """``pytest.mark.parametrize`` whose cases behind the first ``fast`` are slow."""
+    cases = list(cases)
+    rest: list[Any] = [
+        pytest.param(*(case if "," in names else [case]), marks=pytest.mark.slow)
+        for case in cases[fast:]
+    ]
+    return pytest.mark.parametrize(names, cases[:fast] + rest, ids=ids)
+
+
 def by_file(subjects: Sequence[Any]) -> pytest.MarkDecorator:
     """A test for each file of ``compress/``: the ``places`` of all subjects made of
     it.

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gradwire.contract.registry import KINDS, further_names
+from gradwire.contract.registry import EXTENSIONS, KINDS, further_names
 
 ROOT = Path(__file__).parents[1]
 OTHERS = ("gradwire_lab", "gradwire_bench")
@@ -25,9 +25,8 @@ for name in OTHERS:
     sys.modules[name] = None  # type: ignore[assignment]
 
 _entry_points = metadata.entry_points
-_THEIRS = "|".join(
-    name for kind in KINDS.values() for name in further_names().get(kind.group, ())
-)
+_GROUPS = (*(kind.group for kind in KINDS.values()), EXTENSIONS)
+_THEIRS = "|".join(name for group in _GROUPS for name in further_names().get(group, ()))
 NAMES_OTHERS = re.compile(
     rf"gradwire[_-](lab|bench)|from papers|NotInstalled|\.({_THEIRS})\("
 )

@@ -14,7 +14,7 @@ WHERE = (
     "contract",
     "exchange",
     "runtime/test_world_one.py",
-    "runtime/step/test_unused.py",
+    "runtime/step/test_local_gradients.py",
 )
 """Algorithms by name, their exchanges, and ranks that train."""
 MANY = 30

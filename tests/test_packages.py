@@ -33,8 +33,7 @@ sys.meta_path.insert(0, Refused())
 import gradwire
 
 frameworks = ("gradwire.integrations.", "gradwire.dsl.gpu.")
-kernels = "gradwire.kernels.sparse."
-frameworks += (kernels + "permutation_device", kernels + "hashing_device")
+frameworks += ("gradwire.kernels.sparse.permutation_device",)
 for module in pkgutil.walk_packages(gradwire.__path__, "gradwire."):
     if not module.name.startswith(frameworks):
         importlib.import_module(module.name)

@@ -17,7 +17,6 @@ from torch import Tensor
 from gradwire.contract import Exchange
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.deep_gradient_compression import deep_gradient_compression
 from gradwire_bench.workloads import fashion_mnist
 from gradwire_bench.workloads.task import TrainingTask
 from gradwire_bench.workloads.train import (
@@ -25,6 +24,7 @@ from gradwire_bench.workloads.train import (
     views_in,
     without_momentum,
 )
+from gradwire_lab.exchange.deep_gradient_compression import deep_gradient_compression
 
 from ..workloads import movielens
 from ..workloads.applications import (

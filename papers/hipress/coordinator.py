@@ -23,6 +23,7 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.simulation.clock import Demand
 from gradwire.planning.simulation.events import Timetable, Traffic, play
 from gradwire.planning.simulation.supersteps import Hop
+from gradwire_lab.planning.all_ranks import all_ranks
 from gradwire_lab.planning.sparse_fusion import arrivals
 
 from ..frame import Ask, Claim, Findings, Row
@@ -165,7 +166,7 @@ def static_figures(
                         sends.append(cluster.num_ranks - 1)
         return play(traffic)
 
-    timings = Demand.of(plan, profile, cluster).all_ranks(slower, carry)
+    timings = all_ranks(Demand.of(plan, profile, cluster), slower, carry)
     return {
         "step_s": max(timing.iteration_s for timing in timings),
         "sends": sum(sends),

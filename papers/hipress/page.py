@@ -25,6 +25,7 @@ from .lines import table5
 from .pipeline import pipeline
 from .plans import table7
 from .servers import servers
+from .servers_measured import servers_measured
 from .sizes import table6
 from .slots_measured import slots_measured
 from .speed import draw13, figure13
@@ -94,10 +95,10 @@ CONTENTS = (
     Item(
         "table 3",
         "synchronisation parameters of CaSync's cost model",
-        ("servers",),
+        ("servers", "servers_measured"),
         "formulas: the planner secopa counts with them; servers of their own are "
-        "simulated beside aggregators that sit with workers",
-        how=SIMULATED,
+        "simulated, and measured, beside aggregators that sit with workers",
+        how=BOTH,
     ),
     Item("figure 4", "the interface of compression", why=DRAWING),
     Item(
@@ -214,6 +215,7 @@ hipress = Reproduction(
         ),
         Figure("batch", "encodes that wait, joined or not", batch),
         Figure("servers", "servers of their own, and beside workers", servers),
+        Figure("servers_measured", "the same on shaped hosts", servers_measured),
         Figure(
             "coordinator",
             "a coordinator's slots, static turns and neither",

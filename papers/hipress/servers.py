@@ -11,6 +11,7 @@ from itertools import product
 
 from gradwire.planning.simulation.clock import Demand
 from gradwire_lab.planner.secopa import secopa
+from gradwire_lab.planning.all_ranks import all_ranks
 
 from ..frame import Ask, Claim, Findings, Row
 from .setting import GBIT, LOCAL
@@ -49,7 +50,7 @@ def rows_of(model: str, rate_gbit: float) -> list[Row]:
         plan = secopa(profile, cluster, servers=serving or None)
         demand = Demand.of(plan, profile, cluster)
         # servers have no backward pass
-        timings = demand.all_ranks([1.0] * workers + [0.0] * serving)
+        timings = all_ranks(demand, [1.0] * workers + [0.0] * serving)
         step_s = max(timing.iteration_s for timing in timings[:workers])
         rows.append(
             {

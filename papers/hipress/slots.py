@@ -37,6 +37,7 @@ from gradwire.planning.simulation.events import (
     check_met,
 )
 from gradwire.planning.simulation.supersteps import Hop, Tariff
+from gradwire_lab.planning.all_ranks import all_ranks
 
 
 class Clock(Protocol):
@@ -226,6 +227,6 @@ def simulate_slots(
         engines.append(SlotEngine(traffic, rules, tariff))
         return engines[0].run()
 
-    timings = Demand.of(plan, profile, cluster).all_ranks(slower, carry)
+    timings = all_ranks(Demand.of(plan, profile, cluster), slower, carry)
     slots = engines[0].slots
     return Simulated(timings, slots.sent_bytes, slots.told_bytes, slots.num_batches)

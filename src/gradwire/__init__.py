@@ -29,13 +29,8 @@ _PATHS = [
     "errors.RanksLost",
     "exchange.by_name.exchange_for",
     "exchange.by_name.run_local",
-    "exchange.clipping.with_clipping",
-    "exchange.momentum.with_decoupled_momentum",
-    "exchange.deep_gradient_compression.deep_gradient_compression",
-    "exchange.warmup.with_density_warmup",
     "exchange.error_feedback.residuals",
     "exchange.error_feedback.with_error_feedback",
-    "exchange.momentum.with_momentum_correction",
     "exchange.natural.with_natural_sparsity",
     "exchange.pair.pair",
     "exchange.warmup.with_warmup",
@@ -63,7 +58,16 @@ _MODULES = {
     "recipes": "runtime.local_steps.recipes",
 }
 _HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS)}
-_OF_LAB = ["adapt", "measure_sparsity", "with_measured_scheme"]
+_OF_LAB = [
+    "adapt",
+    "deep_gradient_compression",
+    "measure_sparsity",
+    "with_clipping",
+    "with_decoupled_momentum",
+    "with_density_warmup",
+    "with_measured_scheme",
+    "with_momentum_correction",
+]
 __all__ = [
     "__version__",
     "collective",

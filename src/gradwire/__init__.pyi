@@ -24,17 +24,10 @@ from .errors import RanksDiffer as RanksDiffer
 from .errors import RanksLost as RanksLost
 from .exchange.by_name import exchange_for as exchange_for
 from .exchange.by_name import run_local as run_local
-from .exchange.clipping import with_clipping as with_clipping
-from .exchange.deep_gradient_compression import (
-    deep_gradient_compression as deep_gradient_compression,
-)
 from .exchange.error_feedback import residuals as residuals
 from .exchange.error_feedback import with_error_feedback as with_error_feedback
-from .exchange.momentum import with_decoupled_momentum as with_decoupled_momentum
-from .exchange.momentum import with_momentum_correction as with_momentum_correction
 from .exchange.natural import with_natural_sparsity as with_natural_sparsity
 from .exchange.pair import pair as pair
-from .exchange.warmup import with_density_warmup as with_density_warmup
 from .exchange.warmup import with_warmup as with_warmup
 from .measure.layers import profile as profile
 from .planning import catalogue as catalogue
@@ -59,7 +52,21 @@ from .version import __version__ as __version__
 
 # gradwire-lab has these, and need not be installed.
 def adapt(algorithm: Compressor | Exchange, **settings: Any) -> Exchange: ...
+def deep_gradient_compression(**settings: Any) -> Exchange: ...
 def measure_sparsity(*args: Any, **settings: Any) -> SparsityProfile: ...
+def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Exchange: ...
+def with_decoupled_momentum(
+    algorithm: Compressor | Exchange, decay: float = 0.999
+) -> Exchange: ...
+def with_density_warmup(
+    algorithm: Compressor | Exchange, **settings: Any
+) -> Exchange: ...
 def with_measured_scheme(
     algorithm: Compressor | Exchange, **settings: Any
+) -> Exchange: ...
+def with_momentum_correction(
+    algorithm: Compressor | Exchange,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    masking: bool = True,
 ) -> Exchange: ...

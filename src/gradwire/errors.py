@@ -12,8 +12,6 @@ GradwireError
     └── RanksLost                  the others go on: the step is to be repeated
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from enum import IntEnum

@@ -147,7 +147,7 @@ def test_survivors_of_fixed_trials_say_what_happened(
     can = {*KINDS} - ({"flap 5 s", "flap 15 s"} if available() else {*LINKS})
     kinds = tuple(kind for kind in KINDS if kind in can)
     settings = FaultsBench(
-        trials=len(kinds), seed=96951, at_once=8, only=kinds, timeout_s=6.0
+        trials=len(kinds), seed=97408, at_once=8, only=kinds, timeout_s=6.0
     )
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
@@ -171,3 +171,38 @@ def test_faults_are_named_between_far_hosts_too(
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
     assert [row["name"] for row in rows] == [*kinds, "all"]
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.timeout(400)
+def test_a_lost_coordinator_and_a_lost_server_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A coordinator is killed, a server stops, and ranks go on without another one."""
+    monkeypatch.setattr(faults_judge, "GRACE_S", 20.0)
+    kinds = ("kill", "stop", "exit")
+    settings = FaultsBench(
+        trials=len(kinds),
+        seed=126,
+        at_once=3,
+        only=kinds,
+        ways=("coordinator", "server", "coordinator shrink"),
+        timeout_s=6.0,
+    )
+    struck = {one.way: one for one in accidents_of(settings)}
+    assert struck["server"].victims == (3,)
+    for way in ("coordinator", "coordinator shrink"):
+        # the coordinator's rank
+        assert struck[way].victims == (struck[way].number % 4,)
+    rows, notes = run(settings, lambda fraction, what: None)
+    assert notes == []
+    assert rows[-1]["trials"] == len(kinds)
+
+
+def test_a_servers_parameters_are_no_workers() -> None:
+    calm = accident("straggle")._replace(way="server")
+    other = WELL._replace(digest=8)
+    assert judge(calm, aftermath(WELL, WELL, WELL, other)).wrong == {}
+    found = aftermath(WELL, WELL, other, other)
+    assert set(judge(calm, found).wrong) == {"diverged"}

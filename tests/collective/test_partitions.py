@@ -17,7 +17,6 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
 from gradwire.contract import Compressor, State
 from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec
@@ -30,6 +29,7 @@ from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.compress.hardthreshold import hardthreshold
+from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.laws.inputs import profile_of
 from tests.each import each
 from tests.planning.profiles import exact_cluster

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.compress.sparseloco import CHUNK
 from gradwire.contract import Compressor
 from gradwire.kernels.sparse.formats.elias_fano import elias_fano
+from gradwire_lab.compress.sparseloco import CHUNK
 from tests.each import each
 
 NUMELS = (0, 1, 5, 49, 64, 65, 129, 1000, CHUNK, CHUNK + 1, 250_000)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compress.dgc import dgc
-from gradwire.compress.sparseloco import CHUNK, sparseloco
 from gradwire.contract.registry import load, names
 from gradwire.errors import InvalidSetting
 from gradwire_lab.compress.graddrop import graddrop
+from gradwire_lab.compress.sparseloco import CHUNK, sparseloco
 from tests.each import each
 
 # ---- dgc and graddrop ----------------------------------------------------------------

@@ -13,8 +13,6 @@ import torch
 
 from gradwire.compress.fp8 import fp8
 from gradwire.compress.int8 import int8
-from gradwire.compress.qsgd import qsgd
-from gradwire.compress.terngrad import terngrad
 from gradwire.compress.uniform import uniform
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built
@@ -32,6 +30,8 @@ from gradwire.dsl.ir import (
 )
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
+from gradwire_lab.compress.qsgd import qsgd
+from gradwire_lab.compress.terngrad import terngrad
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 from gradwire_lab.laws.tolerance import same_bits

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gradwire.contract.registry import examples
 from gradwire.dsl import interp, rewrite
+from gradwire.dsl.gpu.render import counting
 from gradwire.dsl.interp import Draws
 from gradwire.dsl.ir import (
     FLOAT32,
@@ -29,6 +30,7 @@ from gradwire.dsl.ir import (
 from gradwire.dsl.program import Program
 from gradwire.dsl.rewrite import simplified
 from gradwire.dsl.schedule import passes
+from tests.dsl.verifier import verify
 from tests.each import each
 from tests.strategies import bounded
 
@@ -63,7 +65,25 @@ def test_wrongly_typed_operations_are_refused(make, text):
 
 
 def kernel(*stores: Node) -> Kernel:
-    return Kernel("k", 64, (IN, OUT, HEADER), stores)
+    return verified(Kernel("k", 64, (IN, OUT, HEADER), stores))
+
+
+def verified(made: Kernel) -> Kernel:
+    verify(made)
+    return made
+
+
+PROGRAMS = [one for one in examples("compress") if isinstance(one, Program)]
+
+
+@each("codec", PROGRAMS)
+def test_kernels_of_every_program_pass_the_verifier(codec):
+    made = codec.kernels()
+    for one in made.built.kernels:
+        verify(one)
+        counted = counting(one)
+        if counted is not None:
+            verify(counted)
 
 
 def test_the_verifier_names_the_first_bad_node():
@@ -104,13 +124,13 @@ def test_the_verifier_names_the_first_bad_node():
 )
 def test_kept_elements_and_places_have_rules(stores, text):
     with pytest.raises(IllTyped, match=text):
-        Kernel("k", 64, (IN, OUT, KEPT, PLACES), stores)
+        verified(Kernel("k", 64, (IN, OUT, KEPT, PLACES), stores))
 
 
 # ---- schedule ------------------------------------------------------------------------
 
 
-@each("codec", [one for one in examples("compress") if isinstance(one, Program)])
+@each("codec", PROGRAMS)
 def test_every_store_is_done_once_and_no_pass_reads_what_is_overwritten(codec):
     made = codec.kernels().encode_with_residual
     order = passes(made)

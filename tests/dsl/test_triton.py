@@ -22,7 +22,6 @@ from torch import Tensor
 from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
 from gradwire.compress.uniform import uniform
 from gradwire.contract import registry as load
 from gradwire.contract.spec import TensorSpec
@@ -36,6 +35,7 @@ from gradwire.dsl.interp import Call, Draws
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.operators import Operator
 from gradwire.dsl.program import Program
+from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.dsl import runs_launch
 from gradwire_lab.dsl.coders import Coder

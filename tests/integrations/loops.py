@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
 from gradwire.integrations.framework_attachment import FrameworkAttachment
+from tests.runtime.meshes import mesh
+from tests.runtime.training import digest
 
 DRAWS = torch.randn(128, 16, generator=torch.Generator().manual_seed(1))
 """Rows of inputs; a row's target is its sum."""
@@ -39,6 +41,22 @@ def skip_without(train: Callable[..., Any]) -> None:
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def inner_of(model: nn.Module) -> torch.optim.SGD:
+    """The framework's optimizer, which notes the parameters' bits after each step."""
+    inner = torch.optim.SGD(model.parameters(), lr=RATE)
+    seen: list[str] = []
+    inner.register_step_post_hook(lambda *_: seen.append(digest(model)))
+    inner.seen = seen  # type: ignore[attr-defined]
+    return inner
+
+
+def placed(in_hosts: bool) -> dict[str, Any]:
+    """The arguments of islands: two hosts of two ranks, within which DDP averages."""
+    if not in_hosts:
+        return {}
+    return {"mesh": mesh(), "process_group": mesh().get_group("local")}
 
 
 def loss_of(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -78,6 +96,7 @@ def reported(attachment: FrameworkAttachment, inner: Any) -> dict[str, Any]:
         "params": [param.detach().clone() for param in handle._model.parameters()],
         "anchors": [anchor.clone() for anchor in handle.anchors().values()],
         "rate": inner.param_groups[0]["lr"],
+        "seen": inner.seen,
         "state": handle.state_dict(),
         "residuals": handle.residuals(),
         "steps of all": getattr(handle, "steps_of_all", None),
@@ -87,7 +106,13 @@ def reported(attachment: FrameworkAttachment, inner: Any) -> dict[str, Any]:
 
 
 def by_accelerate(
-    rank: int, world: int, begin: Any, folder: str, steps: int, resumes: bool
+    rank: int,
+    world: int,
+    begin: Any,
+    folder: str,
+    steps: int,
+    resumes: bool,
+    in_hosts: bool = False,
 ) -> dict[str, Any]:
     launched(rank, world)
     from accelerate import Accelerator
@@ -97,9 +122,9 @@ def by_accelerate(
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=2, step_scheduler_with_optimizer=False
     )
-    attachment = prepare(accelerator, begin)
+    attachment = prepare(accelerator, begin, **placed(in_hosts))
     model = net()
-    inner = torch.optim.SGD(model.parameters(), lr=RATE)
+    inner = inner_of(model)
     schedule = StepLR(inner, HALVED_AFTER, gamma=0.5)
     model, optimizer, schedule = accelerator.prepare(model, inner, schedule)
     if resumes:
@@ -116,18 +141,24 @@ def by_accelerate(
 
 
 def by_fabric(
-    rank: int, world: int, begin: Any, folder: str, steps: int, resumes: bool
+    rank: int,
+    world: int,
+    begin: Any,
+    folder: str,
+    steps: int,
+    resumes: bool,
+    in_hosts: bool = False,
 ) -> dict[str, Any]:
     launched(rank, world)
     from lightning.fabric import Fabric
 
     from gradwire.integrations.lightning import GradwireFabric
 
-    strategy = GradwireFabric(begin)
+    strategy = GradwireFabric(begin, **placed(in_hosts))
     fabric = Fabric(accelerator="cpu", devices=world, strategy=strategy)
     fabric.launch()
     raw = net()
-    inner = torch.optim.SGD(raw.parameters(), lr=RATE)
+    inner = inner_of(raw)
     schedule = StepLR(inner, HALVED_AFTER, gamma=0.5)
     model, optimizer = fabric.setup(raw, inner)
     kept = {"model": model, "optimizer": optimizer, "schedule": schedule}
@@ -152,6 +183,7 @@ def by_transformers(
     folder: str,
     steps: int,
     resumes: bool,
+    in_hosts: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     launched(rank, world)
@@ -183,7 +215,7 @@ def by_transformers(
     )
     data = [{"inputs": row, "labels": row.sum()} for row in DRAWS]
     model = Sum()
-    inner = torch.optim.SGD(model.parameters(), lr=RATE)
+    inner = inner_of(model)
     schedule = StepLR(inner, HALVED_AFTER, gamma=0.5)
     trainer = Trainer(
         model,
@@ -192,7 +224,7 @@ def by_transformers(
         eval_dataset=data[:8],
         optimizers=(inner, schedule),
     )
-    attachment = hook_trainer(trainer, begin)
+    attachment = hook_trainer(trainer, begin, **placed(in_hosts))
     if rank == 0:
         attachment.log_to(trainer, every=1)
     trainer.train(resume_from_checkpoint=resumes or None)
@@ -209,6 +241,7 @@ def by_lightning(
     folder: str,
     steps: int,
     resumes: bool,
+    in_hosts: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     launched(rank, world)
@@ -231,15 +264,15 @@ def by_lightning(
             )
 
         def configure_optimizers(self) -> Any:
-            inner = torch.optim.SGD(self.parameters(), lr=RATE)
+            inner = inner_of(self)
             schedule = StepLR(inner, HALVED_AFTER, gamma=0.5)
             return [inner], [{"scheduler": schedule, "interval": "step"}]
 
-    strategy = GradwireStrategy(begin)
+    strategy = GradwireStrategy(begin, **placed(in_hosts))
     trainer = Trainer(
         strategy=strategy,
         accelerator="cpu",
-        devices=2,
+        devices=world,
         max_epochs=steps // 4,
         accumulate_grad_batches=2,
         logger=False,
@@ -249,7 +282,7 @@ def by_lightning(
         **settings,
     )
     # four optimizer steps of two batches on each rank
-    data = DataLoader(TensorDataset(DRAWS[:32]), batch_size=2, shuffle=False)
+    data = DataLoader(TensorDataset(DRAWS[: 16 * world]), batch_size=2, shuffle=False)
     path, model = Path(folder) / "last.ckpt", Sum()
     trainer.fit(
         model, data, data, ckpt_path=path if resumes else None, weights_only=True

@@ -90,14 +90,18 @@ def test_a_job_of_slurm_that_is_requeued_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "world"),
-    [("fsdp", 4), pytest.param("fsdp_alone", 2, marks=needs_reduce_scatter)],
+    ("name", "world", "more"),
+    [
+        ("fsdp", 4, ()),
+        pytest.param("fsdp_alone", 2, (), marks=needs_reduce_scatter),
+        pytest.param("torchtitan", 4, ("--shard", "2"), marks=pytest.mark.nightly),
+    ],
 )
 def test_sharded_layers_go_on_with_the_bits_of_one_run(
-    name: str, world: int, tmp_path: Path
+    name: str, world: int, more: tuple[str, ...], tmp_path: Path
 ) -> None:
     def trained(folder: str, *options: str) -> list[str]:
-        given = ("--folder", str(tmp_path / folder), "--steps", *options)
+        given = ("--folder", str(tmp_path / folder), *more, "--steps", *options)
         return run_by(world, EXAMPLES / f"with_{name}.py", given).splitlines()
 
     at_once, before = trained("whole", "8"), trained("parts", "4")

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.errors import InvalidSetting
-from gradwire.kernels import cast, magnitudes, momentum
+from gradwire.kernels import cast
 from gradwire.kernels.crc import crc32
 from gradwire.kernels.distinct import count_distinct
 from gradwire.kernels.libraries import reference_only
 from gradwire_lab.compress._gather import lay_runs, take
+from gradwire_lab.kernels import magnitudes, momentum
 from tests.each import each
 from tests.kernels.vectors import (
     cases,

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from gradwire.contract import Compressor
 from gradwire.contract.spec import working_dtype
-from gradwire.kernels import cast, magnitudes, momentum, select
+from gradwire.kernels import cast, select
 from gradwire.kernels.libraries import reference_only
 from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.scatter import scatter_entries
 from gradwire_lab.compress import _exponents as exponents
+from gradwire_lab.kernels import magnitudes, momentum
 from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 from gradwire_lab.laws.payloads import spec_alone
 from tests.each import each

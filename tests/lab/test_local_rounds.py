@@ -12,8 +12,10 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.rounds import Merge, Push, Rules
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, Host
+from gradwire.planning.data.fit import LineFit
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planning.local_rounds import (
+    OUTER_S,
     ROUNDS,
     Links,
     forecast,
@@ -42,6 +44,22 @@ def test_lock_step_of_equal_ranks_loses_the_time_of_the_exchange() -> None:
     figures = lock_step(10, VGG16, "none", cluster, [0.5] * 4)
     assert figures.round_s == pytest.approx(5.0 + exchange_s)
     assert figures.useful_time == pytest.approx(1 - exchange_s / figures.round_s)
+
+
+def test_between_measured_hosts_an_outer_step_takes_its_time() -> None:
+    """Ranks that share a core take as many times as long."""
+    stated = Cluster(num_ranks=4, rate_bytes_per_s=1e8)
+    alone = stated.model_copy(
+        update={"processors": LineFit(alpha_s=0.0, per_unit_s=0.0)}
+    )
+    halves = alone.model_copy(update={"cores": 0.5})
+    step_s = [0.5] * 4
+    round_s = [
+        lock_step(10, VGG16, "none", c, step_s).round_s for c in (stated, alone, halves)
+    ]
+    outer_s = OUTER_S * VGG16.size_bytes / 4
+    assert round_s[1] - round_s[0] == pytest.approx(outer_s)
+    assert round_s[2] - round_s[0] == pytest.approx(2 * outer_s)
 
 
 @each("rate", [1e3, 1e4, 1e9])

@@ -30,6 +30,7 @@ from gradwire.planning.simulation.clock import Demand
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.secopa import secopa
+from gradwire_lab.planning.all_ranks import all_ranks
 from gradwire_lab.planning.casync_cost import MOST_BATCHES, CaSyncCost, LeastCost
 from tests.each import each
 from tests.planning.profiles import exact_cluster, profiles
@@ -312,7 +313,7 @@ def test_all_messages_go_to_servers_of_their_own(num_ranks: int, servers: int) -
         assert servers_of(exchanges[name]) == servers
     demand = Demand.of(plan, profile, cluster)
     trains = [1.0] * (num_ranks - servers) + [0.0] * servers
-    timings = demand.all_ranks(trains)
+    timings = all_ranks(demand, trains)
     workers = [timing.iteration_s for timing in timings[: num_ranks - servers]]
     assert min(workers) > sum(layer.forward_s for layer in profile.layers)
 
@@ -337,7 +338,7 @@ def test_the_simulator_takes_the_seconds_of_equation_1(
         messages=(message.model_copy(update={"exchange": "served"}),),
         exchanges={"served": setting},
     )
-    times = Demand.of(plan, profile, cluster).all_ranks()
+    times = all_ranks(Demand.of(plan, profile, cluster))
     cost = CaSyncCost(workers, False, cluster.line("send"), CODEC, servers=servers)
     (printed_s,) = cost.plain_each_s(4 * numel, np.array([float(partitions)]))
     measured_s = max(timing.iteration_s for timing in times)

@@ -15,11 +15,11 @@ from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws import ahead as on_ahead
 from gradwire_lab.laws import collectives as on_collectives

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from gradwire.exchange.bulk import (
@@ -77,10 +77,10 @@ class CountsBySender(Coordinator):
         super().__init__(world, rules)
         self.slots = [0] * world
 
-    def _batch(self, src: int, dst: int) -> Batch:
+    def _batch(self, src: int, dst: int, size_bytes: int) -> Batch:
         self.slots[src] += 1
         self._slot = self.slots[src]
-        return super()._batch(src, dst)
+        return super()._batch(src, dst, size_bytes)
 
 
 class IsHasty(Coordinator):
@@ -93,12 +93,22 @@ class IsHasty(Coordinator):
 class TakesAll(Coordinator):
     """A batch takes all that waits on its link."""
 
-    def _batch(self, src: int, dst: int) -> Batch:
-        rules = self._rules
-        self._rules = rules.model_copy(update={"size_bytes": 2**40})
-        batch = super()._batch(src, dst)
-        self._rules = rules
-        return batch
+    def _slot_bytes(self, links: Collection[tuple[int, int]]) -> int:
+        return 2**40
+
+
+class FillsEachAlone(Coordinator):
+    """A batch takes ``size_bytes``, however little others of its slot hold."""
+
+    def _slot_bytes(self, links: Collection[tuple[int, int]]) -> int:
+        return max(1, self._rules.size_bytes)
+
+
+class TakesOneEach(Coordinator):
+    """A batch takes the first transfer of its link."""
+
+    def _slot_bytes(self, links: Collection[tuple[int, int]]) -> int:
+        return 1
 
 
 class PlansFarAhead(Coordinator):
@@ -183,8 +193,16 @@ BITES: tuple[tuple[Callable[[Conditions], None], Conditions], ...] = (
     ),
     (laws.law_a_batch_has_a_reason, Conditions(rules=FULL, coordinator=IsHasty)),
     (
-        laws.law_a_batch_has_a_reason,
+        laws.law_batches_of_a_slot_are_balanced,
         Conditions(world=4, rules=SMALL, coordinator=TakesAll),
+    ),
+    (
+        laws.law_batches_of_a_slot_are_balanced,
+        Conditions(world=4, rules=FULL, coordinator=FillsEachAlone),
+    ),
+    (
+        laws.law_batches_of_a_slot_are_balanced,
+        Conditions(world=4, rules=FULL, coordinator=TakesOneEach),
     ),
     (
         laws.law_few_batches_are_ahead,

@@ -48,8 +48,8 @@ class OverwritesWhatItLearnt(WatchedLearner):
 class SaysALaterRound(WatchedLearner):
     """A snapshot has the next round's number."""
 
-    def snapshot(self, rank: int) -> Snapshot:
-        made = super().snapshot(rank)
+    def snapshot(self, rank: int, restart: Restart) -> Snapshot:
+        made = super().snapshot(rank, restart)
         return made._replace(version=made.version + 1)
 
 
@@ -73,8 +73,8 @@ class KeepsOldPushes(FragmentOwner):
 class CountsNoPushOfOthers(WatchedLearner):
     """A snapshot does not say whose pushes a merge has."""
 
-    def snapshot(self, rank: int) -> Snapshot:
-        return super().snapshot(rank)._replace(counted=[])
+    def snapshot(self, rank: int, restart: Restart) -> Snapshot:
+        return super().snapshot(rank, restart)._replace(counted=[])
 
 
 class ForgetsLosses(WatchedLearner):

@@ -15,8 +15,6 @@ from torch import Tensor
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
-from gradwire.compress.terngrad import terngrad
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor, State, Traits
@@ -37,6 +35,8 @@ from gradwire.dsl.language import (
     where,
 )
 from gradwire_lab.compress.natural_compression import natural_compression
+from gradwire_lab.compress.qsgd import qsgd
+from gradwire_lab.compress.terngrad import terngrad
 
 Encoded = tuple[Payload, State]
 

@@ -8,7 +8,7 @@ from typing import Any
 import gradwire as gw
 from gradwire.contract import Member, State
 from gradwire.contract.verbs import Steps
-from gradwire.exchange.momentum import DecoupledMomentum
+from gradwire_lab.exchange.momentum import DecoupledMomentum
 from tests.laws import decoupled_laws as laws
 
 

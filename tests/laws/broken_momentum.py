@@ -12,8 +12,8 @@ from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.compress.topk import topk
 from gradwire.contract import Member, State
 from gradwire.contract.verbs import Steps
-from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.exchange.momentum import MomentumCorrection
 from tests.laws import momentum_laws as laws
 
 

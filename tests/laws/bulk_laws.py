@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from heapq import heappop, heappush
-from itertools import count
-from typing import Any
+from itertools import count, groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -152,6 +152,21 @@ class Item:
     """A copy of what is sent, made when its batch leaves."""
 
 
+class Decided(NamedTuple):
+    """A batch that was decided on, and its link at that time."""
+
+    now_s: float
+    batch: Batch
+    reported_s: list[float]
+    """When each of its transfers was reported."""
+    waiting_bytes: int
+    """The bytes that waited on its link, its own included."""
+
+    @property
+    def sizes(self) -> list[int]:
+        return [transfer.size_bytes for transfer in self.batch]
+
+
 class Run:
     """One run: all ranks on a virtual clock, with what they told and sent."""
 
@@ -171,13 +186,13 @@ class Run:
         self.slots.coordinator = self._noting(conditions.coordinator(world, self.rules))
         self.slots.endpoints = [conditions.endpoint(rank) for rank in range(world)]
         self.courses: list[Course] = []
-        self.decided: list[tuple[float, Batch, list[float]]] = []
-        """Each batch, when it was decided on and when its transfers were reported."""
+        self.decided: list[Decided] = []
         self.most_ahead = 0
 
     def _noting(self, coordinator: Coordinator) -> Coordinator:
         """A coordinator that notes what it takes and what it decides."""
         reported_s: dict[tuple[int, ...], list[float]] = defaultdict(list)
+        waiting_bytes: Counter[tuple[int, int]] = Counter()
         ahead: Counter[tuple[str, int]] = Counter()
         under_way: dict[int, list[int]] = defaultdict(list)
         receive = coordinator.receive
@@ -186,6 +201,7 @@ class Run:
         def noted(report: ReadyReport, now_s: float) -> list[Batch]:
             for transfer in report.ready:
                 reported_s[transfer.key].append(now_s)
+                waiting_bytes[transfer.src, transfer.dst] += transfer.size_bytes
             for _ in range(report.num_arrived):
                 ahead["dst", report.rank] -= 1
                 ahead["src", under_way[report.rank].pop(0)] -= 1
@@ -198,7 +214,10 @@ class Run:
                 ahead["dst", batch[0].dst] += 1
                 under_way[batch[0].dst].append(batch[0].src)
                 times_s = [(reported_s[one.key] or [now_s]).pop(0) for one in batch]
-                self.decided.append((now_s, batch, times_s))
+                link = batch[0].src, batch[0].dst
+                own = Decided(now_s, batch, times_s, waiting_bytes[link])
+                waiting_bytes[link] -= sum(own.sizes)
+                self.decided.append(own)
             self.most_ahead = max([self.most_ahead, *ahead.values()])
             return batches
 
@@ -344,18 +363,34 @@ def law_no_slot_is_shared(conditions: Conditions) -> None:
 
 
 def law_a_batch_has_a_reason(conditions: Conditions) -> None:
-    """A batch holds ``size_bytes``, or one of its transfers has waited long enough.
-
-    It takes no transfer more once it holds so many bytes.
+    """``size_bytes`` wait on its link, or one of its transfers has waited long
+    enough.
     """
     run = played(conditions)
-    least = run.rules.size_bytes
-    for now_s, batch, reported_s in run.decided:
-        sizes = [transfer.size_bytes for transfer in batch]
-        waited_s = now_s - min(reported_s)
-        is_due = sum(sizes) >= least or waited_s >= run.rules.timeout_s - 1e-9
-        must(is_due, f"{sum(sizes)} bytes go after {waited_s} s")
-        must(sum(sizes[:-1]) < max(1, least), f"a batch has {sizes}")
+    for one in run.decided:
+        waited_s = one.now_s - min(one.reported_s)
+        is_late = waited_s >= run.rules.timeout_s - 1e-9
+        must(
+            is_late or one.waiting_bytes >= run.rules.size_bytes,
+            f"of {one.waiting_bytes} bytes some go after {waited_s} s",
+        )
+
+
+def law_batches_of_a_slot_are_balanced(conditions: Conditions) -> None:
+    """Each takes transfers until it holds as many bytes as all others can hold.
+
+    They can hold ``size_bytes``, or what waits on the emptiest link. A transfer is not
+    cut, so they hold the slot's largest first one at least.
+    """
+    run = played(conditions)
+    for _, decided in groupby(run.decided, lambda one: one.batch[0].slot):
+        slot = [*decided]
+        least = min(run.rules.size_bytes, *(one.waiting_bytes for one in slot))
+        held = max(1, least, *(one.sizes[0] for one in slot))
+        for one in slot:
+            must(sum(one.sizes[:-1]) < held, f"{one.sizes} go beside {held} bytes")
+            is_all = sum(one.sizes) == one.waiting_bytes
+            must(is_all or sum(one.sizes) >= held, f"{one.sizes} leave others behind")
 
 
 def law_few_batches_are_ahead(conditions: Conditions) -> None:

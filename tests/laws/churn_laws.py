@@ -22,6 +22,7 @@ from gradwire.exchange.rounds import (
     Merge,
     Push,
     Request,
+    Restart,
     Snapshot,
 )
 from gradwire_lab.exchange.virtual_rounds import VirtualClock
@@ -46,8 +47,8 @@ class WatchedLearner(FragmentLearner):
             self.history.append(merge)
         return is_new
 
-    def snapshot(self, rank: int) -> Snapshot:
-        made = super().snapshot(rank)
+    def snapshot(self, rank: int, restart: Restart) -> Snapshot:
+        made = super().snapshot(rank, restart)
         _HISTORIES[id(made.payload_B)] = (made.payload_B, [*self.history])
         return made
 
@@ -207,8 +208,9 @@ class ChurnRun(Run):
                 is_snapshot = isinstance(message, Snapshot)
                 to = message.rank if is_snapshot else owner_of[message.fragment]
                 queue.append((to, message))
-                if is_snapshot:
-                    self.ranks[rank].rounds.owners[message.fragment].is_sending = False
+                owners = self.ranks[rank].rounds.owners
+                if is_snapshot and message.fragment in owners:
+                    owners[message.fragment].is_sending = False
 
         def deliver() -> None:
             while queue:

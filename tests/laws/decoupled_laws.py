@@ -11,7 +11,7 @@ import torch
 
 from gradwire.contract import State
 from gradwire.exchange.by_name import run_local
-from gradwire.exchange.momentum import DecoupledMomentum
+from gradwire_lab.exchange.momentum import DecoupledMomentum
 from gradwire_lab.laws.cases import Case, kept_of, states_of
 from gradwire_lab.laws.tolerance import (
     assert_near,

@@ -18,7 +18,7 @@ from gradwire.contract import State
 from gradwire.contract.spec import working_dtype
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.momentum import MomentumCorrection
+from gradwire_lab.exchange.momentum import MomentumCorrection
 from gradwire_lab.laws.cases import Case, total_of
 from gradwire_lab.laws.tolerance import (
     assert_near,

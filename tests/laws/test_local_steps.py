@@ -23,7 +23,6 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.sparseloco import sparseloco
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Exchange, State
@@ -32,6 +31,7 @@ from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.pair import pair
 from gradwire.runtime.local_steps.outer import DILOCO, Outer
+from gradwire_lab.compress.sparseloco import sparseloco
 from gradwire_lab.laws.tolerance import must, same_bits
 from tests.each import each
 from tests.laws.cases import name_of
@@ -264,6 +264,53 @@ def law_a_saved_state_goes_on_bit_for_bit(kind: Kind, exchange: Exchange) -> Non
         must(same_bits(param, ranks.params[0][name]), f"{name} goes on from elsewhere")
 
 
+def law_16_bits_are_off_by_half_a_unit(kind: Kind, exchange: Exchange) -> None:
+    """A pseudo-gradient of anchors of 16 bits is off by half a unit of their last place
+    at most.
+
+    Outer steps compute in float32: parameters that take no part of their own are then
+    the anchors before rounding.
+    """
+    for dtype in (torch.bfloat16, torch.float16):
+        ranks = Ranks(partial(kind, dtype=dtype), exchange, DILOCO, torch.float32)
+        for _ in range(2):
+            names = ranks.round()
+            exact = {name: ranks.params[0][name].clone() for name in names}
+            ranks.learn()
+            for own, sent in zip(
+                ranks.params, ranks.pseudo_gradients(names), strict=True
+            ):
+                for name in names:
+                    off = (sent[name] - (exact[name] - own[name])).abs()
+                    most = torch.finfo(dtype).eps / 2 * exact[name].abs() + 1e-6
+                    must(bool((off <= most).all()), f"{name} is off by {off.max()}")
+
+
+def law_16_bits_lose_nothing(kind: Kind, exchange: Exchange) -> None:
+    """With plain SGD of rate 1 parameters go as far as ranks have learnt.
+
+    What anchors of 16 bits round away is in the next pseudo-gradient.
+    """
+    for dtype in (torch.bfloat16, torch.float16):
+        ranks = Ranks(partial(kind, dtype=dtype), exchange, PLAIN, torch.float32)
+        starts = {names: _flat(ranks.params[0], names) for names in FRAGMENTS}
+        for _ in range(4):
+            ranks.learn()
+            names = FRAGMENTS[ranks.num_rounds % len(FRAGMENTS)]
+            learnt = sum(_flat(own, names) - starts[names] for own in ranks.params)
+            owed = ranks.owed(names)
+            means = ranks.means(ranks.pseudo_gradients(names))
+            for outer, own in zip(ranks.outers, means, strict=True):
+                outer.apply(own, 0.0)
+            way = _flat(ranks.params[0], names) - starts[names]
+            starts[names] = _flat(ranks.params[0], names)
+            wrong = (learnt - owed) - (WORLD * way - ranks.owed(names))
+            must(
+                float(wrong.abs().max()) < 1e-4,
+                f"{float(wrong.abs().max())} was lost or made",
+            )
+
+
 LAWS = tuple(
     found for name, found in sorted(globals().items()) if name.startswith("law_")
 )
@@ -350,6 +397,25 @@ class SavesWhatMovesOn(Outer):
         }
 
 
+class LearnsIn16Bits(Outer):
+    """The difference is of 16 bits where anchors are."""
+
+    @torch.no_grad()
+    def pseudo_gradient(self, name: str) -> Tensor:
+        anchor = self.anchors[name].detach()
+        return (anchor - self._params[name].to(anchor.dtype)).float()
+
+
+class RoundsParameters(Outer):
+    """Parameters go on from anchors that were rounded."""
+
+    @torch.no_grad()
+    def apply(self, means: Mapping[str, Tensor], mixing: float) -> None:
+        super().apply(means, mixing)
+        for name in means:
+            self._params[name].copy_(self.anchors[name])
+
+
 BITES = (
     (law_nothing_learnt_is_lost, ForgetsTheAnchor),
     (law_nothing_learnt_is_lost, GoesTheOtherWay),
@@ -361,6 +427,8 @@ BITES = (
     (law_a_pseudo_gradient_is_exact, RoundsWhatItHasLearnt),
     (law_a_saved_state_goes_on_bit_for_bit, SavesNoMomentum),
     (law_a_saved_state_goes_on_bit_for_bit, SavesWhatMovesOn),
+    (law_16_bits_are_off_by_half_a_unit, LearnsIn16Bits),
+    (law_16_bits_lose_nothing, RoundsParameters),
 )
 
 

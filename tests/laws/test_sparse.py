@@ -4,7 +4,6 @@ told.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -30,12 +29,13 @@ from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair, pair
 from gradwire.kernels.sparse.entries import Entries, part_length, parts_of
-from gradwire.kernels.sparse.hashing import HashMemory, hash_partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_lab.collective.omnireduce import omnireduce
 from gradwire_lab.collective.sparse_ps import sparse_ps
 from gradwire_lab.collective.sparse_ps_broadcast import sparse_ps_broadcast
 from gradwire_lab.exchange.bytes_of_sets import bytes_of
+from gradwire_lab.kernels import hashing
+from gradwire_lab.kernels.hashing import HashMemory, hash_partition
 from gradwire_lab.laws.tolerance import assert_near, largest, same_bits
 from tests.each import each
 from tests.laws.broken_collectives import starts_with_itself
@@ -411,6 +411,7 @@ SCHEMES = (
         if one.dimensions is not None
     ),
     pair(nonzero(), omnireduce(block=3)),
+    pair(nonzero(), zen(partition="hash")),
 )
 
 
@@ -471,8 +472,7 @@ def test_full_serial_memory_is_said_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tight = partial(hash_partition, memory=HashMemory(parallel=0.5, serial=0.0))
-    module = sys.modules[zen.__module__]
-    monkeypatch.setattr(module, "hash_partition", tight)
+    monkeypatch.setattr(hashing, "hash_partition", tight)
     held = Held(world=4, numel=1009, kinds=("any",), seed=3)
     hashed = ran(pair(nonzero(), zen(partition="hash", seed=8)), held)
     assert "serial memory was full" in caplog.text

@@ -35,6 +35,7 @@ from papers.hipress import (
     gpu_use,
     pipeline,
     servers,
+    servers_measured,
     sizes,
     speed,
     throughput,
@@ -147,8 +148,15 @@ def played_pipeline(asked: Ask) -> Findings:
         return pipeline.pipeline(asked, model="googlenet", compute_s=0.1)
 
 
+def played_servers(asked: Ask) -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers_measured, "open_hosts", loopback_hosts)
+        return servers_measured.servers_measured(asked, models=("googlenet",))
+
+
 HIPRESS: dict[str, Measure] = {
     "pipeline": played_pipeline,
+    "servers_measured": played_servers,
     "batch": batch.batch,
     "servers": servers.servers,
     "table1": throughput.table1,
@@ -244,14 +252,15 @@ def made(name: str, num_units: int, width: int, kept: int) -> Capture:
     return Capture(name, "made up", num_units, width, units)
 
 
+SMALL_LSTM = partial(text_lstm, vocabulary=200, embedding=8, hidden=8, num_held_out=8)
 TASKS = (
-    partial(text_lstm, vocabulary=200, embedding=8, hidden=8, num_held_out=8),
+    *(SMALL_LSTM, SMALL_LSTM),
     partial(text_transformer, vocabulary=200, width=8, num_held_out=8),
 )
 LOSSES = tuple(
     replace(part, task=task) for part, task in zip(zen_losses.PARTS, TASKS, strict=True)
 )
-"""Figure 18's two halves, each on a model of a few thousand elements."""
+"""Figure 18's parts, each on a model of a few thousand elements."""
 
 
 def speed_rows() -> tuple[Row, ...]:

@@ -27,6 +27,7 @@ from papers.hipress import (
     pipeline,
     pipeline_rank,
     plans,
+    servers_measured,
     slots_measured,
 )
 from papers.hipress.printed import BYTEPS, BYTEPS_ONEBIT, RING
@@ -205,10 +206,11 @@ def test_ways_of_slots_have_rows_and_say_who_is_faster() -> None:
     """From figures of three ranks: batches are counted, other sends follow from
     plans.
     """
-    small = slots_measured.profile_of_rank("resnet50", 1, 0.2, 3)
-    even = slots_measured.profile_of_rank("resnet50", 0, 0.2, 3)
+    case = slots_measured.CASES[0]
+    small = slots_measured.profile_of_rank(case, 1, 0.2, 3)
+    even = slots_measured.profile_of_rank(case, 0, 0.2, 3)
     assert small.backward_s == pytest.approx(1.1 * even.backward_s)
-    plans = slots_measured.plans_of(small, "casync_ps")
+    plans = slots_measured.plans_of(small, case)
     for plan in plans.values():
         check(plan, small)
     ranks = [
@@ -217,6 +219,7 @@ def test_ways_of_slots_have_rows_and_say_who_is_faster() -> None:
                 "iterations": [(0.0, 4.0 + rank), (8.0, 12.0 + rank)],
                 "sent_bytes": [100.0, 300.0, 200.0],
                 "batches": 5.0 if plan.bulk else 0.0,
+                "told_bytes": 2.0 if plan.bulk else 0.0,
             }
             for way, plan in plans.items()
         }
@@ -225,16 +228,48 @@ def test_ways_of_slots_have_rows_and_say_who_is_faster() -> None:
     rows = [
         row
         for spread in slots_measured.SPREADS
-        for row in slots_measured.rows_of(("resnet50", "casync_ps"), spread, ranks)
+        for row in slots_measured.rows_of(case, spread, ranks)
     ]
-    assert {row["step_s"] for row in rows} == {6.0 / slots_measured.SLOWDOWN}
+    assert {row["step_s"] for row in rows} == {6.0 / case.slowdown}
     assert {row["link_bytes"] for row in rows} == {600}
     sends = {str(row["way"]): number(row, "sends") for row in rows}
     batched = {way for way, count in sends.items() if count == 15}
     assert batched == {way for way, plan in plans.items() if plan.bulk}
     assert sends["neither"] >= sends["static turns"] > sends["shared"] > 15
-    assert [claim.agrees for claim in slots_measured.claims_of(rows)] == [True, True]
+    told = {number(row, "told_percent") for row in rows}
+    assert told == {0.0, 100 * 6 / (600 * case.scale)}
+    assert [claim.agrees for claim in slots_measured.claims_of(rows)] == [True] * 3
     for row in rows:
         if str(row["way"]).startswith("coordinator"):
             row["step_s"] = 2 * number(row, "step_s")
-    assert [claim.agrees for claim in slots_measured.claims_of(rows)] == [False, False]
+            row["told_percent"] = 2.0
+    assert [claim.agrees for claim in slots_measured.claims_of(rows)] == [False] * 3
+
+
+def test_all_cases_of_slots_have_links_of_one_rate() -> None:
+    shrunk = {case.scale * case.slowdown for case in slots_measured.CASES}
+    assert shrunk == {slots_measured.SLOWER_LINKS}
+
+
+# Servers on real ranks
+
+
+def test_servers_apart_train_beside_hosts_that_do_both(measured: Measured) -> None:
+    """Two workers and a server, and three that do both."""
+    rows = measured("hipress", "servers_measured").rows
+    assert [row["servers"] for row in rows] == [0, 1]
+    assert {row["hosts"] for row in rows} == {3}
+    for row in rows:
+        assert 0 < number(row, "least_s") <= number(row, "step_s")
+        assert number(row, "step_s") <= number(row, "most_s")
+
+
+def test_a_turn_of_servers_counts_by_the_slowest_worker_and_the_median_step() -> None:
+    turns = [[(0.0, 4.0), (4.0, 12.0), (12.0, 16.0)], [(0.0, 8.0)] * 3]
+    late = [[(start, end + 4.0) for start, end in turn] for turn in turns]
+    row = servers_measured.row_of("a", 2, 1, [turns, late])
+    assert (row["least_s"], row["step_s"], row["most_s"]) == (2.0, 2.5, 3.0)
+    assert row["batches_each_second"] == 2 / 2.5
+    other = row | {"batches_each_second": 2.0}
+    assert [one.agrees for one in servers_measured.claims_of([other, row])] == [True]
+    assert [one.agrees for one in servers_measured.claims_of([row, other])] == [False]

@@ -39,6 +39,7 @@ from papers.hipress import (
     plans,
     printed,
     servers,
+    servers_measured,
     sizes,
     slots_measured,
     speed,
@@ -217,6 +218,7 @@ def of_hipress(row: Make) -> Iterator[Claim]:
         ]
     )
     yield from batch.claims_of([row() for _ in range(2)])
+    yield from servers_measured.claims_of([row(), row()])
     yield from servers.claims_of(
         [row(hosts=servers.HOSTS) for _ in range(2 * len(servers.ROLES))]
     )
@@ -373,6 +375,7 @@ def of_zen(row: Make) -> Iterator[Claim]:
     yield from hashing._memory_claims({1.0: row(), 2.0: row(), 4.0: row()})
     yield from hashing._hash_claims({1: row(), 3: row(), 4: row()})
     yield hashing._strawman_claim([row(), row()])
+    yield hashing._extraction_claim([row(), row()])
     yield hashing._seconds_claim(row(device="V100"))
     yield losses._claim(losses.PARTS[0], [[row()["a"]], [row()["a"]]])
     yield from parts._both_claims(

@@ -15,6 +15,7 @@ from gradwire.planning.data.plan import (
 )
 from gradwire.planning.simulation.clock import Demand
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.planning.all_ranks import all_ranks
 from papers.hipress.slots import Simulated, simulate_slots
 from tests.each import each
 from tests.planning.profiles import CODECS
@@ -51,7 +52,7 @@ def simulated(collective: str, bulk: Bulk, *slower: float) -> Simulated:
 
 @each("collective", ["casync_ps", "casync_ring"])
 def test_slots_send_the_same_bytes_in_fewer_batches(collective: str) -> None:
-    without = Demand.of(plan_of(collective, None), PROFILE, CLUSTER).all_ranks()
+    without = all_ranks(Demand.of(plan_of(collective, None), PROFILE, CLUSTER))
     want = sum(span.size_bytes for timing in without for span in timing.spans)
     at_once = simulated(collective, Bulk(timeout_s=0.0, size_bytes=0))
     patient = simulated(collective, Bulk(timeout_s=0.01, size_bytes=NEVER))

@@ -5,6 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gradwire.collective.zen import zen
+from gradwire.compress.nonzero import nonzero
+from gradwire.compress.topk import topk
+from gradwire.exchange.pair import pair
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.collectives import law_equals_the_dense_mean
+from gradwire_lab.laws.exchanges import law_nothing_is_lost_or_made
 from papers.zen import balance as zen_balance
 from papers.zen import formats as zen_formats
 from papers.zen import hashing as zen_hashing
@@ -44,6 +51,19 @@ def test_the_strawman_loses_what_its_load_says(memory: float, lost: float) -> No
     assert kept.unique().numel() == kept.numel()
     assert set(kept.tolist()) < set(indices_K.tolist())
     assert 1 - kept.numel() / indices_K.numel() == pytest.approx(lost, abs=0.005)
+
+
+@each("memory", [1.0, 4.0])
+def test_laws_that_zen_keeps_reject_the_strawman(memory: float) -> None:
+    """A lost element is in no mean, and in no residual."""
+    case = Case(world=3, numel=400)
+    for law, codec in (
+        (law_equals_the_dense_mean, nonzero()),
+        (law_nothing_is_lost_or_made, topk(density=0.3)),
+    ):
+        law(pair(codec, zen()), case)
+        with pytest.raises(AssertionError):
+            law(pair(codec, zen_hashing.strawman(memory=memory)), case)
 
 
 def test_sizes_are_those_of_the_formulas() -> None:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import gradwire as gw
 from gradwire.contract.registry import load
 from gradwire.errors import InvalidSetting
-from tests.each import each
+from tests.each import each, few
 from tests.runtime.ranks import Ranks
 from tests.runtime.state.test_checkpoint import through_a_file
 from tests.runtime.test_controls import lossy, put
@@ -331,7 +331,7 @@ def measured(rank: int, world: int, where: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("where", ["ddp", "hosts"])
+@few("where", ["ddp", "hosts"])
 def test_all_ranks_decide_alike_by_what_they_measure(
     two: Ranks, four: Ranks, where: str
 ) -> None:
@@ -403,7 +403,7 @@ def test_planners_that_compare_or_need_sparsity_are_refused() -> None:
         gw.pilot.by_planner("secopa", compresor="dgc")
 
 
-@each("name", [*CHOSEN])
+@few("name", CHOSEN)
 def test_a_planner_plans_for_what_was_measured(two: Ranks, name: str) -> None:
     one, *others = two.run(planned, name)
     shared = ("plan", "bits", "resumed bits", "step", "codecs")

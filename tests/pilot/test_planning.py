@@ -22,10 +22,12 @@ from gradwire.pilot._planning import (
     surveyed,
     words_of,
 )
+from gradwire.pilot.auto import auto
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import PRIMITIVES, Cluster
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.auto import judgement
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
@@ -87,6 +89,15 @@ def test_rivals_take_the_place_of_the_plan_one_by_one() -> None:
     assert (one.plan, one.predicted_s, one.rivals) == (first, first_s, tuple(others))
     assert one.words == words_of(first)
     assert one.dense_s == slow.dense_s
+
+
+def test_a_compressor_that_is_not_installed_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert auto(fidelity="exact").compressors == ("lossless",)
+    monkeypatch.setattr(judgement, "names", lambda kind: ("cast16", "uniform"))
+    assert auto(fidelity="exact").compressors == ()
+    assert auto(fidelity="safe").compressors == ("cast16", "uniform")
 
 
 def test_costs_of_compressors_are_the_medians_of_all_ranks() -> None:

@@ -17,9 +17,9 @@ from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.planning.data.sparsity import Indices, SparsityProfile, TensorSparsity
 from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
-from gradwire.planning.planner.zen import zen
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.planners import LAWS
+from gradwire_lab.planner.zen import zen
 from gradwire_lab.planning.index_sets import unit_sparsity
 from gradwire_lab.planning.scheme_reasons import schemes_of
 from tests.each import each

@@ -215,7 +215,7 @@ def account(
     ("where", "skipped"),
     [
         ("plain", 12),
-        ("ddp on hosts", NUM_STEPS),
+        pytest.param("ddp on hosts", NUM_STEPS, marks=pytest.mark.slow),
     ],  # residuals are delivered from step 12 on
 )
 def test_no_gradient_and_no_residual_is_lost_at_a_switch(

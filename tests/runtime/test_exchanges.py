@@ -22,7 +22,7 @@ from gradwire.exchange.local import drive
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.step.layout import Slot
 from gradwire_lab.exchange.adapt import choose_together
-from tests.each import each
+from tests.each import each, few
 from tests.laws.variable import above
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.plans import CLUSTER, drawn, profile_of_model, through
@@ -217,7 +217,12 @@ def check(
         assert one.sent_bytes > 0
 
 
-@each("place, exchange", enumerate(KINDS), ids=str)
+@few(
+    "place, exchange",
+    enumerate(KINDS),
+    fast=3,
+    ids=["varying", "drawn", "phases", "stages", "measured"],
+)
 def test_real_ranks_are_local_ones_and_a_resumed_run_the_uninterrupted_one(
     place: int, exchange: Exchange, two: Ranks
 ) -> None:
@@ -235,7 +240,7 @@ def test_so_they_are_by_further_exchanges(
     check(two, exchange, place % 2 == 0)
 
 
-@each("exchange", AMONG_FOUR, ids=named)
+@few("exchange", AMONG_FOUR, fast=2, ids=named)
 def test_four_ranks_compute_what_local_ranks_do(
     exchange: Exchange, four: Ranks
 ) -> None:

@@ -23,7 +23,7 @@ from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMes
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.step.messages import Message
 from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
-from tests.each import each
+from tests.each import each, few
 from tests.runtime import plans
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
@@ -93,29 +93,21 @@ def test_any_plan_trains_the_same_bits(two: Ranks) -> None:
         } == dict.fromkeys(by_plan, True)
 
 
-def under_ddp(rank: int, world: int) -> tuple[str, list[str], str]:
-    without = trained_by(rank, "momentum", DENSE, wrapped=True)
-    chosen = plans.drawn(0), plans.drawn(1)
-    by_plan = [trained_by(rank, "momentum", plan, wrapped=True) for plan in chosen]
-    first = chosen[0].messages[0].model_copy(update={"exchange": "lossy"})
+def under_ddp(rank: int, world: int, plan: Plan) -> list[str]:
+    """The bits without a plan, by one, and by one that sends a message otherwise."""
+    first = plan.messages[0].model_copy(update={"exchange": "lossy"})
     lossy = ExchangeSetting(compressor="cast16", collective="allreduce")
-    update = {
-        "messages": (first, *chosen[0].messages[1:]),
-        "exchanges": {"lossy": lossy},
-    }
-    broken = trained_by(
-        rank, "momentum", chosen[0].model_copy(update=update), wrapped=True
-    )
-    return without, by_plan, broken
+    update = {"messages": (first, *plan.messages[1:]), "exchanges": {"lossy": lossy}}
+    every = (DENSE, plan, plan.model_copy(update=update))
+    return [trained_by(rank, "momentum", one, wrapped=True) for one in every]
 
 
-def test_plans_under_ddp_train_the_bits_of_training_without_one(two: Ranks) -> None:
-    """A plan that sends one message through a lossy exchange does not train the same
-    bits.
-    """
-    for without, by_plan, broken in two.run(under_ddp):
-        assert by_plan == [without] * len(by_plan)
-        assert broken != without
+@few("seed", [0, 1])
+def test_plans_under_ddp_train_the_bits_of_training_without_one(
+    seed: int, two: Ranks
+) -> None:
+    for without, by_plan, lossy in two.run(under_ddp, plans.drawn(seed)):
+        assert by_plan == without != lossy
 
 
 LOSSY = ExchangeSetting(

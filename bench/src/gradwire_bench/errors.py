@@ -1,7 +1,5 @@
 """The errors of gradwire-bench."""
 
-from __future__ import annotations
-
 from gradwire.errors import ExitCode, GradwireError
 
 

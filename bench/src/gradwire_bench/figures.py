@@ -1,7 +1,5 @@
 """Figures of what was measured several times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median, quantiles
@@ -23,6 +21,16 @@ def spread(seconds: Sequence[float], what: str = "step") -> dict[str, float]:
         f"{what}_p20_s": low,
         f"{what}_p80_s": high,
     }
+
+
+def quartiles(name: str, figures: Sequence[float]) -> dict[str, float]:
+    """The median under this name, and the quartiles beside it.
+
+    >>> quartiles("seconds", [1.0, 2.0, 4.0])
+    {'seconds': 2.0, 'seconds_q1': 1.0, 'seconds_q3': 4.0}
+    """
+    low, middle, high = quantiles(figures, n=4)
+    return {name: middle, f"{name}_q1": low, f"{name}_q3": high}
 
 
 def slowest(results: Sequence[Mapping[str, Any]], name: str) -> list[float]:

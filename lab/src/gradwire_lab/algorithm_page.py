@@ -4,8 +4,6 @@ its figures.
 ``gradwire list NAME`` prints it, and the documentation has it as a page.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator
@@ -34,11 +32,12 @@ from gradwire.contract.thread_scratch import thread_scratch_bytes
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.local import drive
 from gradwire.exchange.pair import pair
 from gradwire.exchange.without_data import expected_bytes
 from gradwire.runtime.step.figures import KINDS as MEMORY
 from gradwire.runtime.step.figures import kept_bytes
+
+from .laws.cases import stepped
 
 SPEC = TensorSpec("weight", 2**20, shapes=((1024, 1024),))
 """The gradient whose bytes a page states: a matrix of float32."""
@@ -350,11 +349,7 @@ def _counted(exchange: Exchange) -> dict[str, float]:
     draw = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         grads = [torch.randn(NUMEL, generator=draw) for _ in members]
-        all_steps = [
-            exchange.synchronise(me, state, grad_N, grad_N)
-            for me, state, grad_N in zip(members, states, grads, strict=True)
-        ]
-        states = drive(all_steps).results
+        states = stepped(exchange, members, states, grads, 0)
     kept = kept_bytes(states[0], members[0])
     kept["thread_scratch"] = thread_scratch_bytes(own=True)
     return {kind: kept[kind] / NUMEL for kind in MEMORY if kind != "messages"}

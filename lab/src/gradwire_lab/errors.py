@@ -1,7 +1,5 @@
 """The errors of gradwire-lab."""
 
-from __future__ import annotations
-
 from gradwire.errors import ExitCode, GradwireError
 
 

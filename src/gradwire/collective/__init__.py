@@ -4,8 +4,6 @@ No collective imports ``torch.distributed`` or a compressor: drivers carry out t
 verbs, and codecs come in as arguments. The steps that several share lie in ``steps``.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ..contract.registry import make_registry

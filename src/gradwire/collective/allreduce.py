@@ -16,8 +16,6 @@ Contributed: the encoded gradient. With 16-bit values, rounding the mean of a ch
     in no rank's residual.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

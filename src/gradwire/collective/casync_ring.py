@@ -26,8 +26,6 @@ Contributed: own gradient plus what arrived, less what left, in every chunk: a h
     does not select again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

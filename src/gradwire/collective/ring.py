@@ -10,8 +10,6 @@ Contributed: the encoded gradient; for 16-bit payloads the rounding of partial s
 in no rank's residual.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar

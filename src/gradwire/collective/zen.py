@@ -7,7 +7,7 @@ Differences: the hash is a seeded permutation of the units (``sparse/permutation
     and Fano's code, which the paper does not have. ``formats="paper"`` is its own form:
     push in COO, pull in the smallest of hash bitmap, COO and dense. Entries are merged
     in rank order. ``partition="hash"`` groups units by algorithm 1
-    (``sparse/hashing``), and its parts are those of the permutation.
+    (gradwire-lab's ``kernels/hashing``), and its parts are those of the permutation.
 Wire: see ``push_pull``; PUSH(k) and PULL(k) of a part of L places, with v = width *
     itemsize, are the least of v k + ceil(L / 8) (hash bitmap), (4 + v) k (COO), v L
     (dense, pull alone), and v k + ceil(k b / 8) + ceil((k + floor((L - 1) / 2^b)) / 8)
@@ -17,17 +17,15 @@ State: the codec's.
 Contributed: the encoded gradient.
 """
 
-from __future__ import annotations
-
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import ClassVar, NamedTuple
 
 from ..contract import Member
 from ..contract.bounds import MOST_SEED, check_whole
 from ..contract.collective import Dimensions
+from ..contract.registry import extension
 from ..errors import invalid
 from ..kernels.sparse.choose import LISTS, OF_PARTS, Formats, smallest
 from ..kernels.sparse.entries import Entries, Parts
@@ -35,12 +33,9 @@ from ..kernels.sparse.format import SparseFormat
 from ..kernels.sparse.formats.coo import coo
 from ..kernels.sparse.formats.dense import dense
 from ..kernels.sparse.formats.hash_bitmap import hash_bitmap
-from ..kernels.sparse.hashing import hash_partition
 from ..kernels.sparse.merge import merge_unordered
 from ..kernels.sparse.permutation import Permutation
 from .steps.push_pull import Cut, PushPull
-
-_log = logging.getLogger("gradwire")
 
 
 class _Sent(NamedTuple):
@@ -81,9 +76,9 @@ class zen(PushPull):
         partition: The way in which a rank groups its elements by the rank that serves
             them. "permutation" (the default) sorts them. "hash" is the paper's
             algorithm 1: k = 3 hash functions into parallel memory of two cells for each
-            element, then serial memory of a tenth. It pushes in COO. The mean has the
-            same bits. Where serial memory is full, a warning says so, and elements are
-            put into their parts one by one.
+            element, then serial memory of a tenth. gradwire-lab has it. It pushes
+            in COO. The mean has the same bits. Where serial memory is full, a
+            warning says so, and elements are put into their parts one by one.
     """
 
     seed: int = 0
@@ -103,6 +98,8 @@ class zen(PushPull):
             raise invalid(
                 "zen partition", self.partition, "permutation or hash", "leave it out"
             )
+        if self.partition == "hash":
+            _by_hash()
 
     def permutation(self, num_units: int) -> Permutation | None:
         return Permutation(num_units, self.seed)
@@ -111,10 +108,7 @@ class zen(PushPull):
         if self.partition == "permutation":
             return super().grouped(cut, units, room)
         world = len(cut.parts)
-        hashed = hash_partition(units, cut.num_units, world, cut.permutation, room=room)
-        if hashed.fallback:
-            _warn_of_full_memory(cut.num_units, hashed.fallback, units.num)
-        return hashed.parts
+        return _by_hash()(units, cut.num_units, world, cut.permutation, room)
 
     def summed(self, me: Member, cut: Cut, ranks: Sequence[Entries]) -> Entries:
         if self.partition == "permutation":
@@ -136,17 +130,11 @@ class zen(PushPull):
         return smallest(among, count, length, cut.width, cut.pulled_dtype)
 
 
-@lru_cache
-def _warn_of_full_memory(num_units: int, fallback: int, num: int) -> None:
-    """Says so, for each length of a gradient."""
-    _log.warning(
-        "zen: serial memory was full for %d of %d elements of %d; they were put into "
-        'their parts one by one, and none is lost; partition="permutation" needs no '
-        "such memory",
-        fallback,
-        num,
-        num_units,
-    )
+@cache
+def _by_hash() -> Callable[..., Parts]:
+    """Algorithm 1; refused where the package that has it is not installed."""
+    by_hash: Callable[..., Parts] = extension("hash_partition", "zen(partition='hash')")
+    return by_hash
 
 
-EXAMPLES = (zen(), zen(formats="paper"), zen(partition="hash"))
+EXAMPLES = (zen(), zen(formats="paper"))

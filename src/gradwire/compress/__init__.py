@@ -4,8 +4,6 @@
 may be a folder. A compressor knows one rank's gradient, and no process group.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ..contract.registry import make_registry
@@ -19,9 +17,7 @@ if TYPE_CHECKING:
     from .nonzero import nonzero as nonzero
     from .onebit import onebit as onebit
     from .powersgd import powersgd as powersgd
-    from .qsgd import qsgd as qsgd
     from .selective import selective as selective
-    from .terngrad import terngrad as terngrad
     from .topk import topk as topk
     from .uniform import uniform as uniform
 

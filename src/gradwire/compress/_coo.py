@@ -3,8 +3,6 @@
 Letters: N elements of the gradient, K of them kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

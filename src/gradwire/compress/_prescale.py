@@ -1,7 +1,5 @@
 """Values that collectives which sum on the way have divided by the world size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Self
 

@@ -1,10 +1,7 @@
-"""Helpers that quantisers share: inverses of scales, and refusals of settings."""
-
-from __future__ import annotations
+"""Helpers that quantisers share: inverses of scales."""
 
 import torch
 
-from ..contract.bounds import check_number
 from ..dsl.language import Scalar, finite, where
 
 _FLOAT32 = torch.finfo(torch.float32)
@@ -35,11 +32,3 @@ def divisible(whole: Scalar, steps: int) -> Scalar:
     step = whole / steps
     step = where(step * steps < whole, step + _LEAST, step)
     return where(whole < steps * _FLOAT32.tiny, step * steps, whole)
-
-
-def check_positive(what: str, value: object, remedy: str) -> None:
-    """Refuses all but numbers above 0 in float32: others would be 0 or infinite."""
-    accepted = (
-        f"a finite number above 0, in float32 {_FLOAT32.tiny:.3g} to {_FLOAT32.max:.3g}"
-    )
-    check_number(what, value, accepted, remedy, _FLOAT32.tiny, _FLOAT32.max)

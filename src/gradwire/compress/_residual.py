@@ -1,7 +1,5 @@
 """The edges of every encode: gradients and residuals of all compressors."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..contract import Compressor, Memory, Residual, State

@@ -1,7 +1,5 @@
 """A threshold estimated from a sample, as DGC and gradient dropping select by."""
 
-from __future__ import annotations
-
 import math
 
 from ..dsl.language import Scalar, Vector, filter, greater, map, pick, sample, sort

@@ -10,8 +10,6 @@ Wire: values_N in 16 bits -> 2 * N bytes.
 State: none. Contributed: the rounded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

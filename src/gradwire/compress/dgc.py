@@ -20,8 +20,6 @@ Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= k.
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """
 
-from __future__ import annotations
-
 from ..contract import Layout
 from ..contract.bounds import check_share
 from ..dsl.language import (

@@ -9,8 +9,6 @@ Wire: step_B float32 (what a code of 1.0 stands for), codes_N uint8 (e4m3) -> 4 
 State: none. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from ..dsl.e4m3 import from_e4m3, to_e4m3
 from ..dsl.language import Compressed, Vector, concat, extract, greater, map, reduce
 from ..dsl.program import Program

@@ -9,8 +9,6 @@ Wire: step_B float32 (from one level to the next), codes_N uint8 (level + 127) -
 State: none. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from ..dsl.language import (
     Compressed,
     Vector,

@@ -8,8 +8,6 @@ State: none. Contributed: the gradient. ``allreduce`` adds up in float32: an ele
     rounded to their dtype once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar

@@ -16,8 +16,6 @@ Not in CompLL's language, whose filters look at single elements and whose kept v
 are float32.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -29,8 +29,6 @@ Contributed: P Q_w^T where Q_w is this rank's own Q: its gradient, seen from the
 of P.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -36,8 +36,6 @@ State: the tensors' sizes, and codec_T, the sparsifier's state of each tensor.
 Contributed: the dense tensors, and the selected elements of each other tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache

@@ -21,8 +21,6 @@ elements that a threshold has let pass. Without a threshold it takes 34 ms for 8
 float32 in one thread, ``kernels/select`` 5.9 ms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

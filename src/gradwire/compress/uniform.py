@@ -13,8 +13,6 @@ Wire: low_B float32, gap_B float32 (from one level to the next), codes_N in ``bi
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..contract import Traits

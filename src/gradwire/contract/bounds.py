@@ -4,8 +4,6 @@ Every setting has an upper bound as well: what lies beyond is refused with a wor
 it would otherwise end in a crash, in garbage or in memory that no machine has.
 """
 
-from __future__ import annotations
-
 from ..errors import invalid
 
 MOST = 2**63 - 1

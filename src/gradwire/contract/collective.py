@@ -1,7 +1,5 @@
 """The contract of collectives, and their needs of a compressor."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Exchange: one gradient's way from this rank's values to the mean over ranks."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import ClassVar

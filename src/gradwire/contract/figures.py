@@ -1,7 +1,5 @@
 """Figures of a message in one step, which an exchange leaves in its member."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """Text files: written whole or not at all; errors name the file and the remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from secrets import token_hex
 

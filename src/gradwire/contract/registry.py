@@ -9,8 +9,6 @@ is an object (``my_package.mine:mine``, under the entry point's name), or a pack
 whose files are algorithms (``my_package.compress``), as gradwire's own folders are.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Shards: the parts of layers that a tensor-parallel group shares out."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

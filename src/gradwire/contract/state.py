@@ -1,7 +1,5 @@
 """The tensors in a state: their paths, by which saved state is found again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ A thread does one computation at a time, so they are kept once a thread, and not
 message: all messages that a thread computes use the same ones.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 

@@ -1,7 +1,5 @@
 """Quantities as people write and read them; inside are bytes and seconds alone."""
 
-from __future__ import annotations
-
 import re
 
 from ..errors import invalid

@@ -11,8 +11,6 @@ the generator; a computation beside it may read what is only sent. Which verbs c
 which order must not depend on gradient values; their sizes may.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ Differences: none; of the two ways to treat what is too large the saturating one
 ([56, 170, 126, 127], [1.0, -0.3125, 448.0, nan])
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

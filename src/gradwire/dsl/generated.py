@@ -5,8 +5,6 @@ converted to it first, sums and residuals of another dtype are computed by torch
 what was sent.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

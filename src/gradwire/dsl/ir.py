@@ -1,4 +1,4 @@
-"""The IR: expressions of one element and of one block, their types, and the verifier.
+"""The IR: expressions of one element and of one block, and their types.
 
 A gradient is cut into blocks of a fixed length; a kernel says what is computed for one
 block. A node is one value: one a call (a constant), one a block (a sum, a header field)
@@ -266,7 +266,7 @@ def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) ->
     ``dtype`` is for operations that state their own type. Type and extent follow
     otherwise.
     """
-    refusal = _refusal(op, sources, dtype, arg)
+    refusal = refusal_of(op, sources, dtype, arg)
     if refusal:
         raise IllTyped(refusal)
     found_dtype = dtype or rule(op, arg).result or sources[-1].dtype
@@ -335,7 +335,7 @@ def rule(op: Op, arg: Any = None) -> Rule:
     return RULES[op]
 
 
-def _refusal(
+def refusal_of(
     op: Op, sources: tuple[Node, ...], dtype: DType | None, arg: Any
 ) -> str | None:
     """Why ``RULES`` do not allow this node; None if they do."""
@@ -373,9 +373,6 @@ class Kernel:
     block: int
     buffers: tuple[Buffer, ...]
     stores: tuple[Node, ...]
-
-    def __post_init__(self) -> None:
-        verify(self)
 
     def __hash__(self) -> int:
         """The hash of the name alone: tables of kernels are consulted in every call."""
@@ -416,38 +413,3 @@ def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
                 source for source in reversed(node.sources) if source.extent >= least
             )
             stack.extend((source, False) for source in sources)
-
-
-def verify(kernel: Kernel) -> None:
-    """Raises IllTyped for the first bad node: forbidden by the table, or misplaced."""
-    for number, node in enumerate(walk(kernel.stores)):
-        refusal = _refusal(node.op, node.sources, node.dtype, node.arg)
-        refusal = refusal or _misplaced(kernel, node)
-        if refusal:
-            raise IllTyped(f"{kernel.name}: node {number}, {node!r}: {refusal}")
-
-
-def _misplaced(kernel: Kernel, node: Node) -> str | None:
-    if node.op in (Op.LOAD, Op.LOAD_AT, Op.STORE) and node.arg not in kernel.buffers:
-        return "its buffer is none of the kernel's"
-    if node.op is Op.LOAD_AT and node.arg.extent is not Extent.CALL:
-        return f"a buffer {node.arg.extent} is read in order, not at a place"
-    if node.extent is Extent.KEPT and node.op is not Op.STORE:
-        return "kept elements are the elements of the kernel that reads them"
-    if node.op is Op.STORE and node.sources[0].extent > node.arg.extent:
-        return f"a value {node.sources[0].extent} does not fit one {node.arg.extent}"
-    if node.op is Op.STORE and (node.arg.extent is Extent.KEPT) != (
-        len(node.sources) == 2
-    ):
-        return "a condition stands with kept elements, and with nothing else"
-    if (
-        node.op is Op.STORE
-        and len(node.sources) == 2
-        and node.sources[1] is not kernel.keep
-    ):
-        return "a kernel keeps elements by one condition"
-    if node.op is Op.ARG:
-        return "an operand of a fold stands outside it"
-    if (node.op is Op.STORE) != (node in kernel.stores):
-        return "stores are the roots of a kernel, and nothing else is"
-    return None

@@ -27,8 +27,6 @@ Of the elements that a filter kept, to be sent as a list:
     scatter(I, K)        the decoded gradient, 0 elsewhere
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -32,8 +32,6 @@ parentheses if need be; what takes more than a line is a function in the ``suppo
 which stands before the kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from string import Formatter

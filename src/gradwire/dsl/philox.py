@@ -10,8 +10,6 @@ The counter is (c, c >> 32, step, stream); the key's low and high 32 bits are th
 generator's key.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

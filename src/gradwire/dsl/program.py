@@ -23,8 +23,6 @@ the methods of ``contract.Compressor``: one generated kernel each. Keywords of t
 are its traits.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace

@@ -11,8 +11,6 @@ more than a line is a function of csrc. The text has one statement for each valu
 twice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

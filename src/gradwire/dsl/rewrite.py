@@ -7,8 +7,6 @@ them. Kept elements are decoded one by one, by a kernel whose elements they are;
 scatters them is no kernel. A stage's kernels are made by the same substitutions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ happens in the first pass that can do it, except that what a kernel also reads i
 overwritten in the last pass that reads it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,9 @@ The coordinator has a queue for each link, which is an ordered pair of ranks. A 
 due once its queue holds ``size_bytes``, or once a transfer has waited there for
 ``timeout_s``. A slot takes due links that do not conflict: a rank sends to at most one
 rank in it, and receives from at most one. What a link sends in a slot is a batch. The
-coordinator tells each batch to its two ranks. They carry their batches out in the order
-of slots, and the steps of a message go on as its transfers arrive.
+batches of a slot are balanced: they differ by about one transfer. The coordinator tells
+each batch to its two ranks. They carry their batches out in the order of slots, and the
+steps of a message go on as its transfers arrive.
 
 The coordinator decides on a batch while the batch before travels. So each rank has at
 most ``ahead`` batches to send, by default two, and as many to receive. A receiver
@@ -22,9 +23,10 @@ processes. gradwire-lab has a driver on a virtual clock.
 
 Source: HiPress (Wu et al.) sections 3.2 and 4.1, figure 3.
 Differences: a rank reports at once, not periodically, and what becomes ready meanwhile
-    goes into its next report. Batches are balanced by their threshold alone: a batch
-    takes transfers in the order of their reports until it holds ``size_bytes``. Slots
-    have no common end: a rank begins its next batch when its last one is over.
+    goes into its next report. The paper does not say how batches are balanced. Here a
+    batch takes transfers in the order of their reports until it holds the bytes of the
+    slot: ``size_bytes``, or as many as wait on the slot's emptiest link. Slots have no
+    common end: a rank begins its next batch when its last one is over.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,15 +97,16 @@ def packed_rows(rows: Iterable[Sequence[int]]) -> bytes:
     Most numbers are those of the row above, so deflate leaves 4 of 14 bytes. resnet50
     by onebit tells 0.3 % of its bytes so, and 1.05 % without.
 
-    >>> list(unpacked_rows(packed_rows([LinkTransfer(7, 1, 2, 9)])))
-    [(7, 1, 2, 9, 0)]
+    >>> next(unpacked_rows(packed_rows([(7, 1, 2, 9, 0)])))
+    LinkTransfer(message=7, src=1, dst=2, size_bytes=9, slot=0)
     """
     return zlib.compress(b"".join(starmap(_ROW.pack, rows)), 1, _RAW)
 
 
-def unpacked_rows(data: bytes) -> Iterator[tuple[int, ...]]:
+def unpacked_rows(data: bytes) -> Iterator[LinkTransfer]:
     """The rows at the front of some bytes; deflate knows its end."""
-    return _ROW.iter_unpack(zlib.decompressobj(_RAW).decompress(data))
+    rows = _ROW.iter_unpack(zlib.decompressobj(_RAW).decompress(data))
+    return starmap(LinkTransfer, rows)
 
 
 class Coordinator:
@@ -122,17 +125,14 @@ class Coordinator:
         self._rules = rules
         self._links: dict[tuple[int, int], deque[tuple[float, LinkTransfer]]] = {}
         """Transfers of each link in the order of reports, with ends of time-outs."""
-        self._sends: list[deque[int]] = [deque() for _ in range(world)]
-        """The slots of each sender's batches that have not arrived."""
-        self._receives: list[deque[tuple[int, int]]] = [deque() for _ in range(world)]
+        self._coming: list[deque[tuple[int, int]]] = [deque() for _ in range(world)]
         """The slots and senders of each receiver's batches that have not arrived."""
         self._slot = 0
 
     def receive(self, report: ReadyReport, now_s: float) -> list[Batch]:
         """Takes a report; returns the batches of new slots."""
         for _ in range(report.num_arrived):
-            _, src = self._receives[report.rank].popleft()
-            self._sends[src].popleft()
+            self._coming[report.rank].popleft()
         for transfer in report.ready:
             link = self._links.setdefault((transfer.src, transfer.dst), deque())
             link.append((now_s + self._rules.timeout_s, transfer))
@@ -143,7 +143,8 @@ class Coordinator:
         batches: list[Batch] = []
         while links := self._selected(now_s):
             self._slot = (self._slot + 1) % 2**32
-            batches += starmap(self._batch, links.items())
+            size_bytes = self._slot_bytes(links.items())
+            batches += [self._batch(*link, size_bytes) for link in links.items()]
         return batches
 
     @property
@@ -167,8 +168,8 @@ class Coordinator:
         A slot's batches end at about one time. After others, one rank would wait for
         the other, and the link for both: half of the rate was lost so.
         """
-        sends = [*self._sends[src]]
-        receives = [slot for slot, _ in self._receives[dst]]
+        receives = {slot for slot, _ in self._coming[dst]}
+        sends = {slot for own in self._coming for slot, rank in own if rank == src}
         return sends == receives and len(sends) < self._rules.ahead
 
     def _selected(self, now_s: float) -> dict[int, int]:
@@ -178,21 +179,33 @@ class Coordinator:
         """
         chosen: dict[int, int] = {}
         for end_s, src, dst in sorted(self._free()):
-            sizes = (transfer.size_bytes for _, transfer in self._links[src, dst])
-            is_due = end_s <= now_s or sum(sizes) >= self._rules.size_bytes
-            if is_due and src not in chosen and dst not in chosen.values():
+            if src in chosen or dst in chosen.values():
+                continue
+            is_full = self._waiting_bytes(src, dst) >= self._rules.size_bytes
+            if is_full or end_s <= now_s:
                 chosen[src] = dst
         return chosen
 
-    def _batch(self, src: int, dst: int) -> Batch:
+    def _waiting_bytes(self, src: int, dst: int) -> int:
+        return sum(transfer.size_bytes for _, transfer in self._links[src, dst])
+
+    def _slot_bytes(self, links: Collection[tuple[int, int]]) -> int:
+        """The bytes that each batch of a slot is to hold.
+
+        A batch cannot hold more than waits on its link, nor less than the first
+        transfer there.
+        """
+        least = min(self._waiting_bytes(*link) for link in links)
+        largest = max(self._links[link][0][1].size_bytes for link in links)
+        return max(1, largest, min(least, self._rules.size_bytes))
+
+    def _batch(self, src: int, dst: int, size_bytes: int) -> Batch:
         waiting = self._links[src, dst]
         batch: list[LinkTransfer] = []
-        left_bytes = max(1, self._rules.size_bytes)
-        while waiting and left_bytes > 0 and len(batch) < MOST_TOLD:
+        while waiting and size_bytes > 0 and len(batch) < MOST_TOLD:
             batch.append(waiting.popleft()[1]._replace(slot=self._slot))
-            left_bytes -= batch[-1].size_bytes
-        self._sends[src].append(self._slot)
-        self._receives[dst].append((self._slot, src))
+            size_bytes -= batch[-1].size_bytes
+        self._coming[dst].append((self._slot, src))
         return tuple(batch)
 
 
@@ -265,8 +278,9 @@ def _pop(queues: dict[Key, deque[Any]], key: Key) -> Any:
 
 def batches_of(transfers: Iterable[LinkTransfer]) -> list[Batch]:
     """Transfers, as a plan lists them, by their batches."""
+    # a rank has one batch to send in a slot
     return [
-        tuple(own) for _, own in groupby(transfers, lambda one: (one.slot, *one[1:3]))
+        tuple(own) for _, own in groupby(transfers, lambda one: (one.slot, one.src))
     ]
 
 

@@ -3,8 +3,6 @@
 It is one of several exchanges around another one; all of them are a ``Wrapper``.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +51,8 @@ class Wrapper(Exchange):
     """Whether uncompressed gradients take it too, as the optimizer lacks its effect."""
     of_gradients: ClassVar[bool] = True
     """Whether its means are means of gradients, and not of momentum."""
-
+    is_of_rank: ClassVar[bool] = False
+    """Whether it changes a rank's own gradient, so that a host's mean is too late."""
     changes: ClassVar[bool] = False
     """Whether its payloads may change from step to step by themselves."""
     is_of_schemes: ClassVar[bool] = False
@@ -197,10 +196,10 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
             more than it was given.
 
     >>> from gradwire.collective.casync_ps import casync_ps
-    >>> from gradwire.compress.qsgd import qsgd
+    >>> from gradwire.compress.uniform import uniform
     >>> from gradwire.exchange.pair import pair
     >>> try:
-    ...     with_error_feedback(pair(qsgd(bitwidth=2), casync_ps()))
+    ...     with_error_feedback(pair(uniform(bitwidth=2), casync_ps()))
     ... except InvalidSetting as error:
     ...     print(str(error).partition(";")[2])
      use it without error feedback: it is unbiased, so its errors cancel over steps

@@ -6,8 +6,6 @@ order and with matching sizes. When no rank can move, an error names the ranks t
 wait.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ No limit of ``/dev/shm`` applies. Its pages are reserved when it is made, so wri
 never fails later.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -19,8 +19,6 @@ Contributed: all of the gradient where rows are sent, else the same as the inner
     residual is left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

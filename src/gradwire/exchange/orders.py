@@ -1,7 +1,5 @@
 """Orders of messages, which choose ranks for work that not all ranks have to do."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterable
 

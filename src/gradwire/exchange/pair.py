@@ -1,7 +1,5 @@
 """Pairing: an exchange of a compressor and a collective, if their traits allow it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The exchanges that a plan names, made for the runtime and the simulator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -14,8 +14,8 @@ waits at the owner for the next one. If nobody opens that, the push's rank does,
 When ranks are lost or come, the others begin an epoch together. Rounds that were open
 begin anew: owners drop pushes, and ranks take theirs back. The next live rank that has
 a fragment's last merge takes the place of a lost owner. Ranks that lack merges get the
-anchor from the owner, bit for bit. Fewer than half of the ranks train on and merge
-nothing, as the others may do so elsewhere.
+anchor, bit for bit, a part from each rank that has it. Fewer than half of the ranks
+train on and merge nothing, as the others may do so elsewhere.
 
 Nothing here sends or waits. A driver carries messages, which arrive in order from one
 rank to another, and may arrive twice. ``gradwire_lab.exchange.virtual_rounds`` has a
@@ -30,7 +30,7 @@ Differences: ranks own fragments, so no process stands beside them. Payloads may
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, inf
@@ -305,13 +305,16 @@ Answer = Pull | Merge
 
 
 class Snapshot(NamedTuple):
-    """An owner's anchor and its outer state, for a rank that lacks merges."""
+    """A part of an anchor and its outer state, for a rank that lacks merges."""
 
     fragment: int
     rank: int
     """The rank that it is for."""
     epoch: int
     version: int
+    part: int
+    num_parts: int
+    """The parts of this anchor, each of which another rank sends."""
     steps: int
     tokens: int
     counted: list[list[int]]
@@ -363,8 +366,12 @@ class Restart(NamedTuple):
     epoch: RoundEpoch
     is_behind: bool
     """Whether this rank lacks merges, or has one that does not count."""
+    donors: tuple[int, ...]
+    """The ranks that lack no merge, each of which sends a part of its anchor."""
     behind: tuple[int, ...]
-    """The ranks that this owner sends its anchor."""
+    """The ranks that this one sends its part."""
+    new: tuple[int, ...]
+    """The ranks that have never had an anchor."""
 
 
 class OuterStep(Protocol):
@@ -373,10 +380,13 @@ class OuterStep(Protocol):
     def step(self, mean_N: Tensor) -> None:
         """Steps the anchor by a merged pseudo-gradient."""
 
-    def packed(self) -> Tensor:
-        """The bytes of the anchor and of the optimizer's state."""
+    def packed(self, part: slice, *, is_for_newcomer: bool) -> Tensor:
+        """The bytes of a part of the anchor and of the optimizer's state.
 
-    def take_over(self, payload_B: Tensor) -> None:
+        For a newcomer they have what else its training begins with.
+        """
+
+    def take_over(self, part: slice, payload_B: Tensor) -> None:
         """Puts what another rank has ``packed`` in this one's place."""
 
 
@@ -698,8 +708,10 @@ class FragmentLearner:
         self.is_behind = False
         """Whether it waits for a snapshot of merges that it lacks."""
         self._outer = outer
+        self._parts: dict[int, Snapshot] = {}
+        """The parts of an anchor that have come, of which others are missing."""
         self._epoch = RoundEpoch.of(0, [rank])
-        self._counted: Counter[int] = Counter()
+        self.counted: Counter[int] = Counter()
         """The number of each rank's last push in a merge."""
         self._missed = 0
         self._number = 0
@@ -812,7 +824,7 @@ class FragmentLearner:
         age = self._settle(merge, kept_N)
         for entry in merge.contributions:
             if entry.weight:
-                self._counted[entry.rank] = entry.number
+                self.counted[entry.rank] = entry.number
                 self._merged_steps += entry.steps
                 self._merged_tokens += entry.tokens
         self._outer.step(self.codec.decode(merge.payload_B))
@@ -835,6 +847,7 @@ class FragmentLearner:
         self._epoch = restart.epoch
         self.is_asked = False
         self.is_behind = restart.is_behind
+        self._parts = {}
         push = self.pushed
         if push is None or self.is_behind or not restart.epoch.is_quorate:
             return
@@ -848,31 +861,40 @@ class FragmentLearner:
             self._missed += self.version - push.version + push.missed
             self.take_back()
 
-    def snapshot(self, rank: int) -> Snapshot:
-        """This rank's anchor, for a rank that lacks merges."""
+    def snapshot(self, rank: int, restart: Restart) -> Snapshot:
+        """This rank's part of the anchor, for a rank that lacks merges."""
+        part = restart.donors.index(self.rank)
+        num_parts = len(restart.donors)
+        is_new = rank in restart.new
         return Snapshot(
             fragment=self.fragment,
             rank=rank,
             epoch=self._epoch.number,
             version=self.version,
-            counted=[[rank, self._counted[rank]] for rank in self._epoch.ranks],
+            part=part,
+            num_parts=num_parts,
+            counted=[[rank, self.counted[rank]] for rank in self._epoch.ranks],
             steps=self._merged_steps,
             tokens=self._merged_tokens,
-            payload_B=self._outer.packed(),
+            payload_B=self._outer.packed(
+                slice(part, None, num_parts), is_for_newcomer=is_new
+            ),
         )
 
     def catch_up(self, snapshot: Snapshot, param_N: Tensor) -> bool:
-        """Takes over an anchor; what this rank has learnt meanwhile stays.
+        """Takes over an anchor once all parts are there.
 
-        Returns whether it was behind. The next push says how many rounds it has missed.
+        What this rank has learnt meanwhile stays. Returns whether it has caught up. The
+        next push says how many rounds it has missed.
         """
-        if not self.is_behind:
+        self._parts[snapshot.part] = snapshot
+        if not self.is_behind or len(self._parts) < snapshot.num_parts:
             return False
         kept_N = self.learnt(param_N)
-        self._counted = Counter()
+        self.counted = Counter()
         for rank, number in snapshot.counted:
-            self._counted[rank] = number
-        counted = self._counted[self.rank]
+            self.counted[rank] = number
+        counted = self.counted[self.rank]
         if self.pushed is not None and self.pushed.number <= counted:
             self._merge_push(kept_N)
         else:
@@ -882,7 +904,10 @@ class FragmentLearner:
         self.version = snapshot.version
         self._merged_steps = snapshot.steps
         self._merged_tokens = snapshot.tokens
-        self._outer.take_over(snapshot.payload_B)
+        for one in self._parts.values():
+            part = slice(one.part, None, one.num_parts)
+            self._outer.take_over(part, one.payload_B)
+        self._parts = {}
         self._put(kept_N, param_N)
         self._since = 0
         self.is_behind = False
@@ -953,6 +978,16 @@ class FragmentLearner:
             self.codec.residual_N += clear_not_finite(lost_N)
 
 
+def row_of_newcomer(num_fragments: int) -> list[int]:
+    """The ``row`` of a rank that has never had an anchor.
+
+    >>> row_of_newcomer(1)
+    [0, -1, 0, 0, -1, -1, 0]
+    """
+    never = [NEVER] * num_fragments
+    return [0, NEVER, 0, 0, *never, *never, *([0] * num_fragments)]
+
+
 class PartialRounds:
     """One rank's part in the rounds of all fragments.
 
@@ -996,8 +1031,10 @@ class PartialRounds:
         self.inbox: deque[Answer | Snapshot | Restart] = deque()
         self.step = 0
         self._make_owner = make_owner
-        self.awaited: set[int] = set()
-        """The fragments whose snapshots this rank waits for."""
+        self.awaited: dict[int, set[int]] = {}
+        """The parts of anchors that this rank waits for, by fragment."""
+        self._early: dict[int, list[Merge]] = defaultdict(list)
+        """Merges of these fragments, which wait for the parts."""
         self._arrived = [learner.version for learner in learners]
         """The last round of each fragment that has arrived."""
         self._eras = [0 if rank < world else NEVER] * len(learners)
@@ -1005,7 +1042,7 @@ class PartialRounds:
         self._coming_eras = [*self._eras]
         """The eras of the snapshots that this rank waits for."""
         self._last_quorate = self._eras[0]
-        self._ends = [0] * len(learners)
+        self._ends = [*self._arrived]
         """The rounds that take all in."""
         self._tape = tape
 
@@ -1029,17 +1066,35 @@ class PartialRounds:
     def receive(self, message: Request | Answer, now_s: float) -> list[Answer]:
         """Takes a message; merges wait for the next ``border``."""
         fragment = message.fragment
-        if isinstance(message, Push | Opening | Rest):
-            return self._asked(message, now_s)
-        if isinstance(message, Snapshot) and message.epoch != self.epoch.number:
-            return []
-        if isinstance(message, Snapshot):
-            self.awaited.discard(fragment)
-            self._eras[fragment] = self._coming_eras[fragment]
-        if isinstance(message, Snapshot | Merge):
-            self._arrived[fragment] = message.version
-        self.inbox.append(message)
+        match message:
+            case Push() | Opening() | Rest():
+                return self._asked(message, now_s)
+            case Snapshot():
+                self._take_part(message)
+            case Merge() if fragment in self.awaited:
+                self._early[fragment].append(message)
+            case Merge():
+                self._arrived[fragment] = message.version
+                self.inbox.append(message)
+            case Pull():
+                self.inbox.append(message)
         return []
+
+    def _take_part(self, snapshot: Snapshot) -> None:
+        """Takes a part of an anchor; after the last one, merges that came before it."""
+        fragment = snapshot.fragment
+        if snapshot.epoch != self.epoch.number or fragment not in self.awaited:
+            return
+        self.inbox.append(snapshot)
+        self.awaited[fragment].discard(snapshot.part)
+        if self.awaited[fragment]:
+            return
+        del self.awaited[fragment]
+        self._eras[fragment] = self._coming_eras[fragment]
+        self._arrived[fragment] = snapshot.version
+        for merge in self._early.pop(fragment, ()):
+            self._arrived[fragment] = merge.version
+            self.inbox.append(merge)
 
     def _asked(self, message: Push | Opening | Rest, now_s: float) -> list[Answer]:
         """The answers of an owner; another rank may own the fragment by now."""
@@ -1054,6 +1109,10 @@ class PartialRounds:
                 is_old = message.epoch != self.epoch.number
                 return [] if is_old else owner.keep(message.rank, now_s)
 
+    def num_merged(self, rank: int) -> int:
+        """A number that grows as work of a rank takes effect here."""
+        return sum(learner.counted[rank] for learner in self.learners)
+
     def row(self) -> list[int]:
         """This rank's place in all rounds before an epoch, as whole numbers."""
         head = (self.epoch.number, self._last_quorate, *self.epoch.basis)
@@ -1062,7 +1121,7 @@ class PartialRounds:
     def begin_epoch(self, rows: Mapping[int, Sequence[int]]) -> None:
         """Goes on among ``rows``' ranks, which all call it with the same rows.
 
-        An owner that has snapshots to send ``is_sending`` until they are sent.
+        An owner that has snapshots to make ``is_sending`` until they are made.
         """
         number = 1 + max(row[0] for row in rows.values())
         _, _, *basis = max(rows.values(), key=lambda row: row[1])[:_HEAD]
@@ -1070,6 +1129,7 @@ class PartialRounds:
         if self.epoch.is_quorate:
             self._last_quorate = number
         self.awaited.clear()
+        self._early.clear()
         for fragment in range(len(self.learners)):
             columns = {
                 r: row[_HEAD + fragment :: len(self.learners)]
@@ -1084,9 +1144,8 @@ class PartialRounds:
         # the next rank in order, after the last the first
         owner = min(having, key=lambda rank: (rank < before, rank))
         self.owner_of[fragment] = owner
-        behind: tuple[int, ...] = ()
+        behind = tuple(rank for rank in self.epoch.ranks if rank not in having)
         if owner == self.rank:
-            behind = tuple(rank for rank in self.epoch.ranks if rank not in having)
             if fragment not in self.owners:
                 self.owners[fragment] = self._make_owner(fragment)
             own = self.owners[fragment]
@@ -1100,10 +1159,18 @@ class PartialRounds:
             era = self._last_quorate
         self._coming_eras[fragment] = era
         if is_behind:
-            self.awaited.add(fragment)
+            self.awaited[fragment] = {*range(len(having))}
         else:
             self._eras[fragment] = era
-        self.inbox.append(Restart(fragment, self.epoch, is_behind, behind))
+        restart = Restart(
+            fragment=fragment,
+            epoch=self.epoch,
+            is_behind=is_behind,
+            donors=tuple(having),
+            behind=() if is_behind else behind,
+            new=tuple(rank for rank in behind if rows[rank][1] == NEVER),
+        )
+        self.inbox.append(restart)
 
     @property
     def closes_at_s(self) -> float | None:
@@ -1150,7 +1217,7 @@ class PartialRounds:
                         self._tape(self._line(message, learner))
                 case Restart():
                     learner.restart(message)
-                    requests += map(learner.snapshot, message.behind)
+                    requests += [learner.snapshot(r, message) for r in message.behind]
                     requests += self._last_push(learner, param_N)
                 case Snapshot():
                     if learner.catch_up(message, param_N):

@@ -15,8 +15,6 @@ All is a pure function of a profile and a cluster, which all ranks share, and of
 schemes that are installed, which ``attach`` compares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache

@@ -58,7 +58,6 @@ from ..contract.verbs import (
 )
 from ..errors import invalid
 from .by_name import Accounting
-from .clipping import Clipping
 from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
 from .mapped_room import MappedRoom
@@ -511,7 +510,7 @@ def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
     if ranks_per_host == 1:
         return exchange
     if isinstance(exchange, Wrapper) and any(
-        isinstance(o, Clipping) for o in nested(exchange)
+        part.is_of_rank for part in nested(exchange) if isinstance(part, Wrapper)
     ):
         return replace(exchange, inner=on_hosts(exchange.inner, ranks_per_host))
     return TwoLevel(exchange, ranks_per_host)

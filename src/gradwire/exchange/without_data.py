@@ -5,8 +5,6 @@ on values, so they yield the same verbs as in training. The bytes that an exchan
 are counted in these verbs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache

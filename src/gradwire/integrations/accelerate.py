@@ -10,8 +10,6 @@ call hooks on every rank, which write and read one file for each rank beside the
 model's.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,6 +18,7 @@ from torch.optim import Optimizer
 
 from ..errors import NotInstalled, invalid
 from ..runtime.settings import FailurePolicy, Options
+from ..runtime.transport.wire import Group
 from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:
@@ -36,6 +35,7 @@ def prepare(
     mesh: DeviceMesh | str | None = None,
     options: Options | None = None,
     failure: FailurePolicy | None = None,
+    process_group: Group | None = None,
 ) -> FrameworkAttachment:
     """Attaches an exchange to every DDP model that the accelerator prepares later.
 
@@ -49,13 +49,15 @@ def prepare(
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
         failure: As for ``gw.attach``.
+        process_group: The ranks among which DDP averages. For islands of local steps it
+            is a host of ``mesh``: ``mesh.get_group("local")``. Default: all ranks.
 
     Returns:
         The attachment. Its ``handle`` is there once a model is prepared.
 
     Raises:
         InvalidSetting: A model was prepared before, or the accelerator has a
-            communication hook.
+            communication hook, or makes no DDP models (FSDP, DeepSpeed).
 
     Example:
 
@@ -70,7 +72,7 @@ def prepare(
     attachment = FrameworkAttachment(
         exchange, accelerator.scaler, mesh, options, failure
     )
-    hook_accelerator(accelerator, attachment)
+    hook_accelerator(accelerator, attachment, process_group)
     folders: list[str] = []
     load_state = accelerator.load_state
 
@@ -89,11 +91,24 @@ def prepare(
     return attachment
 
 
-def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) -> None:
+def hook_accelerator(
+    accelerator: Accelerator,
+    attachment: FrameworkAttachment,
+    process_group: Group | None,
+) -> None:
     """Has an accelerator hand in its DDP models and optimizers.
 
     It is done by the models' communication hook.
     """
+    kind = accelerator.distributed_type.value
+    if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        raise invalid(
+            "accelerator",
+            f"one of {kind}",
+            "one of DDP",
+            "call fully_shard() with the mesh of a site yourself, then "
+            "accelerator.prepare(), then gw.local_steps(group=mesh['site'])",
+        )
     handler = accelerator.ddp_handler or DistributedDataParallelKwargs()
     hooks = (handler.comm_hook, handler.comm_wrapper)
     if any(hook != DDPCommunicationHookType.NO for hook in hooks):
@@ -107,7 +122,7 @@ def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) 
             *others, coming = accelerator._models
             attachment.let_go_but_of(others, coming)
             keywords: dict[str, Any] = super().to_kwargs()
-            return keywords
+            return {**keywords, "process_group": process_group}
 
         def register_comm_hook(self, model: DistributedDataParallel) -> None:
             attachment.attach_to(model)

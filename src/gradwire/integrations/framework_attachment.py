@@ -5,8 +5,6 @@ exchange waits here until there is a model, and goes from a module's old DDP to 
 one with its state.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence

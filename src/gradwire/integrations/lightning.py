@@ -3,8 +3,6 @@
 The state of all ranks lies in the framework's one checkpoint, under the key "gradwire".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn
@@ -57,7 +55,8 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
         failure: As for ``gw.attach``.
-        **others: Settings of Lightning's ``DDPStrategy``.
+        **others: Settings of Lightning's ``DDPStrategy``, such as ``process_group``:
+            for islands of local steps a host of ``mesh``, ``mesh.get_group("local")``.
 
     Example:
 
@@ -132,7 +131,7 @@ class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of
             local steps, such as ``gw.recipes.diloco``.
-        **others: The other settings, as of ``GradwireStrategy``.
+        **others: The other settings, as of ``GradwireStrategy``, and ``process_group``.
 
     Example:
 

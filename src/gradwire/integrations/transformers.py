@@ -9,8 +9,6 @@ accelerator makes it. Each rank's state lies in the trainer's checkpoints, as a 
 each rank.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import NotInstalled
 from ..runtime.settings import FailurePolicy, Options
+from ..runtime.transport.wire import Group
 from .framework_attachment import AnyExchange, FrameworkAttachment
 
 try:
@@ -37,6 +36,7 @@ def hook_trainer(
     mesh: DeviceMesh | str | None = None,
     options: Options | None = None,
     failure: FailurePolicy | None = None,
+    process_group: Group | None = None,
 ) -> FrameworkAttachment:
     """Attaches an exchange to a trainer's DDP model, with state in its checkpoints.
 
@@ -49,12 +49,15 @@ def hook_trainer(
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
         failure: As for ``gw.attach``.
+        process_group: The ranks among which DDP averages. For islands of local steps it
+            is a host of ``mesh``: ``mesh.get_group("local")``. Default: all ranks.
 
     Returns:
         The attachment. Its ``handle`` is there once training has begun.
 
     Raises:
-        InvalidSetting: The trainer's settings have a communication hook.
+        InvalidSetting: The trainer's settings have a communication hook, or it makes no
+            DDP model (FSDP, DeepSpeed).
 
     Example:
 
@@ -69,7 +72,7 @@ def hook_trainer(
     attachment = FrameworkAttachment(
         exchange, accelerator.scaler, mesh, options, failure
     )
-    hook_accelerator(accelerator, attachment)
+    hook_accelerator(accelerator, attachment, process_group)
     if attachment.is_local and trainer.args.average_tokens_across_devices:
         _log.warning(
             "TrainingArguments(average_tokens_across_devices=True), the default, has "

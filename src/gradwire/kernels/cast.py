@@ -5,8 +5,6 @@ Legend: N elements. With c = grad + residual, out = round(c * prescale) to the n
 inf. Decoded is out / prescale. Scales are applied in float32.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ A byte holds ``8 // bits`` codes, the first of them in its lowest bits.
 Legend: N codes, U bytes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

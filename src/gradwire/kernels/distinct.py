@@ -6,8 +6,6 @@ payload do, are read once: for a short range of places at a time a bit a place i
 in the nearest cache. Others are sorted first, by torch.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The hand-written kernels by name: each csrc/*.cpp is a library."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import logging

@@ -4,8 +4,6 @@ Legend: N elements, K units kept. A unit is ``width`` adjacent elements; the las
 short and is filled up with zeros.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

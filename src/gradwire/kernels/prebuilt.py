@@ -6,8 +6,6 @@ is part of the name, so a kernel of other settings or of an edited file is not f
 and is compiled. A checkout and the pure wheel have none.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from contextlib import suppress

@@ -10,8 +10,6 @@ index. Not in the C++'s scope: a list of more than 2^31 - 1 elements, which int3
 indices cannot address.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ and doubles its window in each round trip. After a pause it halves the window fo
 time-out that has passed, down to the ten segments (RFC 5681, 4.1; RFC 6928).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The group that ranks measure in, and how they tell of their progress."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ processor time of small attached models without that of the same models alone, a
 without that of the all-reduce. Other work on the machine hardly changes it.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

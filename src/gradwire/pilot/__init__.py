@@ -5,8 +5,6 @@ asks for it. A pilot knows planners, measurements and the step's controls, and n
 exchange.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ..contract.registry import make_registry

@@ -5,8 +5,6 @@ few dense steps to compare, stay dense. A plan that gains less than steps vary i
 compared with dense steps at once. Dense is a normal answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum

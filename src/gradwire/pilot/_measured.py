@@ -10,8 +10,6 @@ training take longer than messages that are timed alone. Where ranks share cores
 messages take of a layer's seconds is left out.
 """
 
-from __future__ import annotations
-
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

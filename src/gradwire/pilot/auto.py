@@ -15,8 +15,6 @@ resumed measures and plans anew. Residuals of the old plan arrive with the first
 gradients.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from time import perf_counter as clock
 from typing import Any
@@ -86,6 +84,10 @@ class auto(Pilot):
         for name in ("measured_steps", "review_steps", "trial_steps"):
             check_whole(name, getattr(self, name), "leave it out")
 
+    @property
+    def compressors(self) -> tuple[str, ...]:
+        return compressors_of(self.fidelity)
+
     def begin(self, controls: Controls) -> Flight:
         return _Watched(self, controls)
 
@@ -94,8 +96,9 @@ class _Watched(MeasuredFlight):
     """One model under ``auto``."""
 
     def __init__(self, settings: auto, controls: Controls) -> None:
-        compressors = compressors_of(settings.fidelity)
-        super().__init__("auto", settings.measured_steps, compressors, controls)
+        super().__init__(
+            "auto", settings.measured_steps, settings.compressors, controls
+        )
         self._settings = settings
         self._fidelity = settings.fidelity
         controls.guard(_GUARDED * settings.review_steps)

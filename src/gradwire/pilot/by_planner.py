@@ -13,8 +13,6 @@ figures leaves gradients dense, with a warning. A checkpoint holds the state of 
 in force and not the plan, as ``auto``'s.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from typing import Any

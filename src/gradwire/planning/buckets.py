@@ -1,7 +1,5 @@
 """Buckets: gradients of one dtype laid end to end, which planners cut and merge."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..contract.bounds import check_whole

@@ -13,8 +13,6 @@ has left the cache. This was measured with two ranks on one machine and a transf
 77 ms in 5 messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """plan: the root's ``gw.plan``: a planner by name or as a function."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..contract.registry import extension

@@ -1,7 +1,5 @@
 """Settings of a planner, by name or as a function, and how they are bound to it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

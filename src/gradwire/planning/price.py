@@ -1,7 +1,5 @@
 """iteration_s: the one figure that planners are compared by."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from operator import itemgetter
 

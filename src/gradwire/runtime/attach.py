@@ -157,15 +157,29 @@ def attach(
     1
     """
     settings = Settings(exchange, optimizer, scaler, *or_defaults(options, failure))
-    newcomer = None
-    if (store := getattr(settings.failure, "rejoin", None)) is not None:
-        from .survive.rejoin import Newcomer
-
-        places = group, mesh, getattr(settings.options, "shards", None)
-        newcomer = Newcomer(store, settings.failure.on_failure, optimizer, places)
+    newcomer = newcomer_of(settings, optimizer, (group, mesh))
     model = sole_ddp(model)
     grid = grid_of(model, group, mesh, settings)
     return Attachment().attach(model, settings, grid, newcomer)
+
+
+def newcomer_of(
+    settings: Settings,
+    optimizer: Optimizer | None,
+    places: tuple[object, ...],
+    *,
+    asks_again: bool = False,
+) -> Newcomer | None:
+    """This process on its way into a run; None where it starts with the others."""
+    if (store := getattr(settings.failure, "rejoin", None)) is None:
+        return None
+    from .survive.rejoin import Newcomer
+
+    shards = getattr(settings.options, "shards", None)
+    on_failure = settings.failure.on_failure
+    newcomer = Newcomer(store, on_failure, optimizer, (*places, shards))
+    newcomer.asks_again = asks_again
+    return newcomer
 
 
 _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
@@ -357,6 +371,13 @@ class Attachment:
         scaler = self.settings.scaler
         return Healing(self._shared, optimizer, scaler, failure.timeout, announced)
 
+    def heal(
+        self, healing: Healing | None, messages: Sequence[Message], engine: Engine
+    ) -> Any:
+        """Takes over, as a newcomer, what ranks share; returns a value for them."""
+        assert healing is not None, "refused without on_failure='shrink'"
+        healing.receive(messages, engine)
+
     @property
     def carried(self) -> list[NamedParam]:
         """The parts in ``held`` that have elements."""
@@ -398,8 +419,9 @@ class Attachment:
             bulk=bulk,
         )
         if newcomer is not None:
-            engine = newcomer.enter(engine_of, healing, messages)
-            group = newcomer.group
+            heal = partial(self.heal, healing, messages)
+            engine = newcomer.enter(engine_of, heal, settings.failure.timeout)
+            group = newcomer.admitted.group
         else:
             engine = engine_of(grid.who)
             group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
@@ -495,6 +517,8 @@ class Attachment:
             "ranks per host": settings.ranks_per_host,
             "scaler": settings.scaler
             and ("given" if settings.scaler.is_enabled() else "disabled"),
+            "compressors that are measured": settings.pilot
+            and [*settings.pilot.compressors],
             "optimizer": settings.failure.on_failure == "shrink"
             and type(settings.optimizer).__name__,
             **special,

@@ -69,6 +69,11 @@ class Pilot(KeywordSettings, ABC):
     The ``repr`` must show the settings, as ranks compare them by it.
     """
 
+    @property
+    def compressors(self) -> Sequence[str]:
+        """The names of the compressors that it measures, which ranks compare."""
+        return ()
+
     @abstractmethod
     def begin(self, controls: Controls) -> Flight:
         """Takes over a model, whose gradients travel dense."""

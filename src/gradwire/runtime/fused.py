@@ -6,8 +6,6 @@ pass, as DDP does it, because waking a lane up takes longer. Their mean needs no
 (``Compressor.is_decoded``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

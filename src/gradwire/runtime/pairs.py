@@ -5,8 +5,6 @@ where the feature is absent. All pairs that are in neither ``REFUSED`` nor ``CAU
 go together.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -292,7 +290,6 @@ for _name in (
     Feature.SHARDS,
     Feature.GUARD,
     Feature.BACKEND,
-    Feature.REJOIN,
     Feature.CHECK,
     Feature.CLUSTER,
 ):
@@ -300,12 +297,9 @@ for _name in (
         refuse(
             _name, _way, f"left out under {_way}, which has no use of it", remedy=_OUT
         )
-refuse(
-    Feature.ON_FAILURE,
-    Feature.REDUCE_SCATTER,
-    f"left out under {Feature.REDUCE_SCATTER}, which has no use of it",
-    remedy=_OUT,
-)
+for _name in (Feature.ON_FAILURE, Feature.REJOIN):
+    _why = f"left out under {Feature.REDUCE_SCATTER}, which has no use of it"
+    refuse(_name, Feature.REDUCE_SCATTER, _why, remedy=_OUT)
 refuse(
     Feature.ON_FAILURE,
     Feature.LOCK_STEP,

@@ -1,7 +1,5 @@
 """A plan carried out: chunks become messages, and their order is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

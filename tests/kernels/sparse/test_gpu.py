@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels.sparse.entries import Entries, Parts
-from gradwire.kernels.sparse.hashing import HashMemory, hash_on_gpu
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
+from gradwire_lab.kernels.hashing import HashMemory, hash_on_gpu
 from tests.each import each
 
 pytestmark = [
@@ -168,7 +168,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gradwire.kernels.sparse import hashing_device
+from gradwire_lab.kernels import hashing_device
 from gradwire.kernels.sparse.permutation_device import permute
 
 shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.libraries import reference_only
 from gradwire.kernels.sparse.entries import Entries, Parts
-from gradwire.kernels.sparse.hashing import HashMemory, hash_partition
 from gradwire.kernels.sparse.merge import merge, merge_unordered
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_lab.kernels.hashing import HashMemory, hash_partition
 from tests.each import each
 
 MEMORIES = {

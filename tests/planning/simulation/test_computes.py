@@ -24,12 +24,12 @@ from gradwire.contract.spec import TensorSpec, squarest
 from gradwire.contract.verbs import Compute, Steps
 from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.local import drive
-from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.cluster import PRIMITIVES, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.simulation.supersteps import NOT_MEASURED
 from gradwire_lab.collective.sparcml import sparcml
+from gradwire_lab.exchange.momentum import with_momentum_correction
 from papers.one_exchange import simulate_exchange
 from tests.each import each
 from tests.laws.cases import kind_of, name_of, own_exchanges, pairs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 from unittest import mock
@@ -28,6 +29,7 @@ from gradwire.runtime.ddp.comm_hook import DDPHooks
 from gradwire.runtime.device.streams import SideStream, Staged, StepEvents, Streams
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.report import Record
+from tests.each import sampled
 from tests.runtime.device import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
@@ -247,20 +249,21 @@ def _back_later(self: Staged) -> None:
             tensor.copy_(room, non_blocking=True)
 
 
-def break_each(rank: int, world: int) -> list[str]:
+def break_each(rank: int, world: int, names: list[str]) -> list[str]:
     """The broken runtimes of which nothing was found."""
     sound, missed = run(rank, QUICK, "late"), []
     assert not sound.wrong
-    for name, breaking in BROKEN.items():
-        with breaking():
+    for name in names:
+        with BROKEN[name]():
             broken = run(rank, QUICK, "late")
         if not broken.wrong and same(broken.means, sound.means):
             missed.append(name)
     return missed
 
 
-def test_a_wait_left_out_is_found(late_two: Ranks) -> None:
-    assert late_two.run(break_each) == [[], []]
+@sampled("names", [*BROKEN])
+def test_a_wait_left_out_is_found(names: list[str], late_two: Ranks) -> None:
+    assert late_two.run(break_each, names) == [[], []]
 
 
 def counted(rank: int, world: int, exchange: Any) -> Run:
@@ -306,6 +309,52 @@ def captured(rank: int, world: int) -> None:
 
 def test_a_graph_that_holds_a_backward_pass_is_refused(late_two: Ranks) -> None:
     late_two.run(captured)
+
+
+class Local(NamedTuple):
+    """What local steps left on one rank, and where."""
+
+    ends: list[Tensor]
+    outer: dict[str, Any]
+    wrong: list[str]
+    kept_on: set[str]
+    encoded_on: set[str]
+
+
+def locally(rank: int, world: int, device: str, **kept: Any) -> Local:
+    noted = late.install()
+    model = layers(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rhythm = {"every": 4, "fragments": 2, "delay": 1, "mixing": 0.5}
+    handle = gw.local_steps(model, optimizer, TOPK, **rhythm, **kept)
+    for step in range(7):
+        draw = torch.Generator().manual_seed(100 * rank + step)
+        for param in model:
+            param.grad = torch.randn(param.shape, generator=draw).to(device)
+        optimizer.step()
+    outer = handle.state_dict()["outer"]
+    handle.end_period()
+    held = {anchor.device.type for anchor in handle.outer.param_groups[0]["params"]}
+    assert {anchor.device.type for anchor in handle.anchors().values()} == {device}
+    where = {*handle.stats()["encoded_on"]}
+    ends = [param.detach().cpu() for param in model]
+    handle.detach()
+    return Local(ends, outer, list(noted.wrong), held, where)
+
+
+def test_anchors_on_the_host_have_the_hosts_bits(late_two: Ranks) -> None:
+    hosts = late_two.run(locally, "cpu")
+    assert same(hosts[0].ends, hosts[1].ends)
+    for kept, where in (
+        ({}, ("late", "late:0")),
+        ({"outer_device": "cpu"}, ("cpu",) * 2),
+    ):
+        devices = late_two.run(partial(locally, **kept), "late")
+        for host, device in zip(hosts, devices, strict=True):
+            assert not device.wrong
+            assert same(device.ends, host.ends)
+            assert same(device.outer, host.outer)
+            assert (device.kept_on, device.encoded_on) == ({where[0]}, {where[1]})
 
 
 @pytest.mark.slow

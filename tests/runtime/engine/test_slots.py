@@ -19,7 +19,7 @@ from gradwire.planning.data.plan import (
     Plan,
     PlannedMessage,
 )
-from tests.each import each
+from tests.each import few
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, digest, momentum, train
 
@@ -83,7 +83,7 @@ def with_and_without(rank: int, world: int, names: tuple[str, ...]) -> list[Any]
     return [trained(rank, bulk, *names, late=late) for bulk in (None, *RULES)]
 
 
-@each("names", [("casync_ps",), ("casync_ring", "varying")], ids=str)
+@few("names", [("casync_ring", "varying"), ("casync_ps",)], ids=str)
 def test_a_coordinator_trains_the_same_bits(
     names: tuple[str, ...], four: Ranks
 ) -> None:

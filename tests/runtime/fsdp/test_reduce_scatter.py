@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, RanksDiffer
-from tests.each import each
+from tests.each import few
 from tests.runtime.meshes import device_mesh, needs_reduce_scatter
 from tests.runtime.ranks import Ranks
 from tests.runtime.state.test_sharded import held
@@ -165,7 +165,7 @@ def accounted(rank: int, world: int, codec: Any) -> list[tuple[Tensor, Tensor, T
     return found
 
 
-@each("codec", [TOPK, gw.compress.onebit(block=64)])
+@few("codec", [TOPK, gw.compress.onebit(block=64)], ids=str)
 def test_nothing_is_lost_under_a_scaler_that_skips(codec: Any, two: Ranks) -> None:
     for found in two.run(accounted, codec):
         assert all(left.any() for _, _, left in found)

@@ -5,7 +5,7 @@ same.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.handle import Handle
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
+from tests.each import sampled
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
@@ -104,7 +105,7 @@ def accumulate(net: Any, rank: int, local: Callable[[bool], None]) -> str:
 
 
 def native_and_none(
-    rank: int, world: int
+    rank: int, world: int, ways: Sequence[str]
 ) -> tuple[list[str], dict[str, tuple[list[str], int]]]:
     """The bits of HSDP after training and accumulation, and ours of each way with the
     steps.
@@ -123,15 +124,16 @@ def native_and_none(
         return [*found, accumulate(net, rank, whole)]
 
     ours = {}
-    for name, way in WAYS.items():
-        net, handle = attached(way, DENSE)
+    for name in ways:
+        net, handle = attached(WAYS[name], DENSE)
         ours[name] = trained(net), handle.step
         handle.detach()
     return trained(by_blocks(grid(), Net())), ours
 
 
-def test_none_has_the_bits_of_hsdp(four: Ranks) -> None:
-    results = four.run(native_and_none)
+@sampled("ways", [*WAYS])
+def test_none_has_the_bits_of_hsdp(ways: list[str], four: Ranks) -> None:
+    results = four.run(native_and_none, ways)
     for native, ours in results:
         for way, (own, steps) in ours.items():
             assert own == native, way

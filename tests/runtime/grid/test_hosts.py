@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -36,7 +36,7 @@ from gradwire.runtime.state.checkpoint import collect
 from gradwire.runtime.step.layout import ParamRange
 from gradwire.runtime.step.messages import Message
 from gradwire_lab.compress.deft import deft
-from tests.each import each
+from tests.each import each, sampled
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh
 from tests.runtime.plans import CLUSTER, drawn, profile_of_model, through
@@ -76,7 +76,9 @@ def backward(
     torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def means_of(rank: int, world: int) -> list[list[Tensor]]:
+def means_of(
+    rank: int, world: int, exchanges: Sequence[Exchange]
+) -> list[list[Tensor]]:
     """For each exchange the means of every layer in every step, each a message of its
     own.
     """
@@ -85,7 +87,7 @@ def means_of(rank: int, world: int) -> list[list[Tensor]]:
         "compress_if": lambda name, param: True,
     }
     found = []
-    for exchange in EXCHANGES:
+    for exchange in exchanges:
         model, means = layers(), []
         handle = gw.attach(model, exchange, mesh=mesh(), **keywords(**settings))
         for step in range(STEPS):
@@ -121,10 +123,12 @@ def expected(exchange: Exchange) -> list[Tensor]:
     return found
 
 
+@sampled("exchanges", EXCHANGES)
 def test_real_ranks_compute_what_one_process_does(
-    four: Ranks, subtests: pytest.Subtests
+    exchanges: list[Exchange], four: Ranks, subtests: pytest.Subtests
 ) -> None:
-    for exchange, *of_ranks in zip(EXCHANGES, *four.run(means_of), strict=True):
+    of_all = four.run(means_of, exchanges)
+    for exchange, *of_ranks in zip(exchanges, *of_all, strict=True):
         with subtests.test(type(exchange).__name__):
             want = expected(exchange)
             for found in of_ranks:

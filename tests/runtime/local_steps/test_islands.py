@@ -341,6 +341,33 @@ def test_islands_of_ddp(four: Ranks) -> None:
     assert end == beside[1] == other[1] == last[1] != flat
 
 
+def by_muloco(rank: int, world: int) -> tuple[float, float]:
+    """How far whole models go, and how far away islands end."""
+    mesh = grid()
+    ends = []
+    for is_cut in (False, True):
+        torch.manual_seed(0)
+        net: Any = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 9), nn.Linear(9, 5))
+        if is_cut:
+            fully_shard(net, mesh=mesh["shard"])
+        start = {name: whole(param) for name, param in net.named_parameters()}
+        optimizer, handle = gw.recipes.muloco(
+            net, lr=1e-2, exchange="none", every=2, group=mesh["site"]
+        )
+        learn(net, optimizer, rank // 2, range(4))
+        handle.end_period()
+        ends.append({name: whole(param) for name, param in net.named_parameters()})
+        assert handle.stats()["exchanges"] == 2
+        handle.detach()
+    return distance(ends[0], start), distance(ends[1], ends[0])
+
+
+def test_muon_steps_matrices_of_islands(four: Ranks) -> None:
+    """Its bfloat16 sums may be made in another order."""
+    for moved, apart in four.run(by_muloco):
+        assert 0 <= apart < 0.01 * moved
+
+
 def stale(rank: int, world: int) -> tuple[float, float]:
     """An evaluation leaves FSDP's root whole, and then a period ends."""
     mesh = grid()
@@ -447,6 +474,11 @@ def refused(rank: int, world: int) -> list[str]:
     fully_shard(crossed[0], mesh=mesh["shard"])
     fully_shard(crossed[1], mesh=mesh["site"])
     note(InvalidSetting, lambda: start(crossed))
+    adapted = gw.adapt(gw.compress.topk(density=0.25))
+    note(InvalidSetting, lambda: start(tensor_parallel(mesh)[0], adapted))
+    stacked = nn.ParameterList([torch.zeros(2, 3, 3)])
+    fully_shard(stacked, mesh=mesh["shard"])
+    note(InvalidSetting, lambda: gw.recipes.MuonWithAdamW(stacked, 0.1))
     # one rank of each island refuses
     note(
         InvalidSetting if rank % 2 else RanksDiffer,
@@ -461,7 +493,9 @@ REFUSED = (
     "or the sites' dimension under local_steps",
     "ranks that hold the same shard of every layer",
     "parameters that all ranks of its island hold together",
-    "every must be an integer of at least 1, got 0",
+    "exchange must be one without adapt, which would choose other settings",
+    "experts for Muon must be whole ones, got 'shards of (2, 3, 3)'",
+    "every must be a whole number, 1 to 2**63 - 1, got 0",
 )
 
 

@@ -22,7 +22,7 @@ from gradwire.errors import LoopMistake, RankFailed
 from gradwire.runtime.local_steps.loads import Loads
 from gradwire.runtime.local_steps.lock_step import Rhythm
 from gradwire.runtime.local_steps.moment import LoopMoment, refuse_unlike
-from tests.each import each
+from tests.each import each, few, sampled
 from tests.runtime.local_steps.test_local_steps import RHYTHMS, SPARSE, bits, prepared
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import Net, adamw, digest, loss_of, train
@@ -110,14 +110,15 @@ MOMENTS = [
 ]
 
 
-def loaded_on_all(rank: int, world: int) -> None:
-    for moment in MOMENTS:
+def loaded_on_all(rank: int, world: int, moments: list[Any]) -> None:
+    for moment in moments:
         law_loaded_weights_stay(rank, *moment)
 
 
 @pytest.mark.multi
-def test_anchors_restart_where_all_ranks_load(two: Ranks) -> None:
-    two.run(loaded_on_all)
+@sampled("moments", MOMENTS)
+def test_anchors_restart_where_all_ranks_load(moments: list[Any], two: Ranks) -> None:
+    two.run(loaded_on_all, moments)
 
 
 def test_anchors_restart_where_the_only_rank_loads() -> None:
@@ -362,14 +363,14 @@ def law_evaluating_never_changes_training(rank: int, rhythm: Rhythm) -> None:
         )
 
 
-def evaluating(rank: int, world: int) -> None:
-    for rhythm in (RHYTHMS[0], RHYTHMS[3]):
-        law_evaluating_never_changes_training(rank, rhythm)
+def evaluating(rank: int, world: int, rhythm: Rhythm) -> None:
+    law_evaluating_never_changes_training(rank, rhythm)
 
 
 @pytest.mark.multi
-def test_evaluating_never_changes_training(two: Ranks) -> None:
-    two.run(evaluating)
+@few("rhythm", [RHYTHMS[3], RHYTHMS[0]], ids=["delayed", "plain"])
+def test_evaluating_never_changes_training(rhythm: Rhythm, two: Ranks) -> None:
+    two.run(evaluating, rhythm)
 
 
 def test_wrong_ways_to_find_loads_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

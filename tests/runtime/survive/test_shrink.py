@@ -23,7 +23,7 @@ from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import Membership, Run, join
 from gradwire.runtime.state.table import is_residual
 from gradwire.runtime.survive import shrink
-from gradwire.runtime.survive.going_on import Successors
+from gradwire.runtime.survive.going_on import Survivors
 from gradwire.runtime.survive.shrink import Counted, decided
 from gradwire.runtime.transport.wire import REJOINED, default_store, own_store, start
 from tests.runtime.given import keywords
@@ -496,8 +496,8 @@ def test_gradients_of_a_step_that_does_not_count_are_dropped(
     one = survival(params)
     left = SimpleNamespace(who=one._engine.who.going_on([0, 1]), close=lambda: None)
     values = [Counted(4, 4, undoes), Counted(4, 4)]
-    successors = Successors(left, None, values)  # type: ignore[arg-type]
-    monkeypatch.setattr(shrink, "go_on_without", lambda *given: successors)
+    successors = Survivors(left, None, values)  # type: ignore[arg-type]
+    monkeypatch.setattr(shrink, "survivors_of", lambda *given: successors)
     one._progress.synchroniser.open = undoes
     one._lose(gw.RankFailed("rank 2 is lost", ranks=(2,), step=4))
     assert one._progress.synchroniser.num_undone == undoes

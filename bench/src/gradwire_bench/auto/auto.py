@@ -2,8 +2,6 @@
 links.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,15 +9,16 @@ from statistics import fmean, median
 from typing import Any
 
 from gradwire.cli.report.table import Row
-from gradwire.contract.bounds import check_number, check_whole
+from gradwire.contract.bounds import check_number
 from gradwire.contract.units import format_rate
 from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.planner.auto.judgement import admitted
 
+from ..checks import check_counts
 from ..figures import spread
 from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
-from ..testbed.ranks import Report, part_of, run_ranks
+from ..testbed.ranks import Json, Report, part_of, run_ranks
 from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
 from .auto_rank import ANEW, CHANGE
 
@@ -69,8 +68,7 @@ class AutoBench:
         check_number(
             "turn_s", self.turn_s, "0 to 600 seconds", "leave it out", 0.0, 600.0
         )
-        for name, least in (("hosts", 2), ("steps", 2), ("rounds", 1)):
-            check_whole(name, getattr(self, name), "leave it out", least=least)
+        check_counts(self, hosts=2, steps=2, rounds=1)
 
     def testbed(self, rate_bytes_per_s: float) -> Testbed:
         """Hosts whose links have this rate."""
@@ -87,7 +85,7 @@ class AutoBench:
         singles = self.singles or admitted(self.fidelity, nowhere).not_measured
         return tuple(dict.fromkeys(("none", *singles)))
 
-    def settings(self, model: str, *, changes: bool = False) -> dict[str, Any]:
+    def settings(self, model: str, *, changes: bool = False) -> Json:
         """Settings of one cell's ranks."""
         return {
             **asdict(self),
@@ -136,7 +134,7 @@ def _hosts(bench: AutoBench, rate: float | None) -> Any:
 
 
 def rows_of(
-    bench: AutoBench, model: str, rate: float | None, results: list[dict[str, Any]]
+    bench: AutoBench, model: str, rate: float | None, results: list[Json]
 ) -> Iterator[Row]:
     """The rows of one cell; a step takes the mean of all ranks' seconds.
 

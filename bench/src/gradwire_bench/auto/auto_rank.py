@@ -6,28 +6,24 @@ watched. Then all take turns of a few steps, so that all of them see the same mo
 the machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
 import time
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.pilot.auto import auto
 from gradwire.runtime.attach import attach
-from gradwire.runtime.handle import Handle
 from gradwire.runtime.settings import Options
 
-from ..testbed.ranks import Report
+from ..testbed.ranks import Json, Report
 from ..training.tasks import make_task
+from ..training.trainer import TurnRun
 from ..workloads.task import TrainingTask
 
 LOOK = 7
@@ -48,20 +44,16 @@ WATCHED = 4
 
 
 @dataclass
-class Contender:
+class Contender(TurnRun):
     """One model on its way, and the seconds of its steps so far."""
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    handle: Handle | None
-    step: int = 0
     turns_s: list[list[float]] = field(default_factory=list)
     """Seconds of the steps of each turn that was measured."""
     core_s: float = 0.0
     """Seconds of a core that this process took for these steps."""
 
 
-def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def measure(settings: Json, report: Report) -> Json:
     """Seconds of every side's steps, and the words of ``auto``."""
     torch.set_num_threads(1)
     task = make_task(settings["task"])
@@ -74,7 +66,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
         return _changed(sides["auto"], task, report)
     sides |= {name: _start(task, name, under_ddp) for name in settings["singles"]}
     rounds = settings["rounds"]
-    counts = dict.fromkeys(sides, settings["steps"])
+    counts = dict.fromkeys(sides, int(settings["steps"]))
     for turn in range(rounds + 1):  # the first warms up, and tells how long steps are
         order = list(sides.items())
         # nobody is always the first, or always behind the same other
@@ -94,7 +86,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     }
 
 
-def _num_steps(last_s: list[float], settings: dict[str, Any]) -> int:
+def _num_steps(last_s: list[float], settings: Json) -> int:
     """The steps of a turn, the same on all ranks: those of so many seconds, and some at
     least.
     """
@@ -117,9 +109,9 @@ def _start(task: TrainingTask, chosen: auto | str | None, under_ddp: bool) -> Co
     return Contender(model, optimizer, handle)
 
 
-def _pilot(side: Contender) -> dict[str, Any]:
+def _pilot(side: Contender) -> Json:
     assert side.handle is not None
-    figures: dict[str, Any] = side.handle.stats()["pilot"]
+    figures: Json = side.handle.stats()["pilot"]
     return figures
 
 
@@ -127,7 +119,7 @@ def _decide(side: Contender, task: TrainingTask) -> None:
     while side.step < MOST_STEPS and (
         side.step % LOOK or _pilot(side)["step_s"] is None
     ):
-        _train_step(side, task)
+        side.train_step(task)
 
 
 def _take_turn(side: Contender, task: TrainingTask, num_steps: int) -> None:
@@ -138,12 +130,12 @@ def _take_turn(side: Contender, task: TrainingTask, num_steps: int) -> None:
     the last one leaves is in none.
     """
     dist.barrier()
-    _train_step(side, task)
+    side.train_step(task)
     steps_s = list[float]()
     core_s = time.process_time()
     for _ in range(num_steps):
         start_s = time.perf_counter()
-        _train_step(side, task)
+        side.train_step(task)
         steps_s.append(time.perf_counter() - start_s)
     side.turns_s.append(steps_s)
     side.core_s += time.process_time() - core_s
@@ -152,16 +144,7 @@ def _take_turn(side: Contender, task: TrainingTask, num_steps: int) -> None:
     dist.barrier()
 
 
-def _train_step(side: Contender, task: TrainingTask) -> None:
-    inputs, targets = task.batch(side.step, dist.get_rank(), dist.get_world_size())
-    side.optimizer.zero_grad()
-    loss = task.loss(side.model, inputs, targets)
-    loss.backward()  # type: ignore[no-untyped-call]
-    side.optimizer.step()
-    side.step += 1
-
-
-def _changed(side: Contender, task: TrainingTask, report: Report) -> dict[str, Any]:
+def _changed(side: Contender, task: TrainingTask, report: Report) -> Json:
     """The same training before and after the links' rate is changed."""
     assert side.handle is not None
     before = side.step
@@ -172,7 +155,7 @@ def _changed(side: Contender, task: TrainingTask, report: Report) -> dict[str, A
     left = MOST_AFTER
     is_planned = False
     while left > 0:
-        _train_step(side, task)
+        side.train_step(task)
         left -= 1
         if is_planned or side.step % LOOK:  # all ranks decide at the same step
             continue

@@ -1,11 +1,7 @@
 """`gradwire bench device`: bits, kernels, training and more on this machine's GPU."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
-
-import typer
 
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.cli.report.table import Row
@@ -13,7 +9,7 @@ from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
 from ..testbed.wide_area import WideArea
-from ._options import Compressors, Names, with_links
+from ._options import Compressors, Names, option, with_links
 
 
 @with_links
@@ -21,35 +17,29 @@ def device(
     wide_area: WideArea,
     part: Annotated[
         Names,
-        typer.Option(
-            help="One of bits, kernels, training, partition, offload, compiled "
+        option(
+            "One of bits, kernels, training, partition, offload, compiled "
             "[default: all]."
         ),
     ] = None,
     only: Compressors = None,
-    ranks: Annotated[
-        int, typer.Option(help="Processes that train on the one GPU.")
-    ] = 2,
+    ranks: Annotated[int, option("Processes that train on the one GPU.")] = 2,
     rate: Annotated[
         Names,
-        typer.Option(help="Rate of their links [default: 1gbit, 10gbit]."),
+        option("Rate of their links [default: 1gbit, 10gbit]."),
     ] = None,
-    minutes: Annotated[
-        float, typer.Option(help="Nothing is begun after so many.")
-    ] = 8.0,
+    minutes: Annotated[float, option("Nothing is begun after so many.")] = 8.0,
     where: Annotated[
         str,
-        typer.Option(
-            "--device", help="cuda, or cpu with small sizes, to try the verb."
-        ),
+        option("cuda, or cpu with small sizes, to try the verb.", "--device"),
     ] = "cuda",
     compile_only: Annotated[
         bool,
-        typer.Option("--compile-only", help="Compile every kernel; no GPU is needed."),
+        option("Compile every kernel; no GPU is needed.", "--compile-only"),
     ] = False,
     target: Annotated[
         Names,
-        typer.Option(help="With it: GPUs [default: sm_80, sm_90]."),
+        option("With it: GPUs [default: sm_80, sm_90]."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -2,8 +2,6 @@
 network.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +24,7 @@ from ._options import (
     SingleRankHosts,
     TaskName,
     Turns,
+    option,
     run_and_show,
     with_links,
 )
@@ -36,28 +35,24 @@ def auto(
     wide_area: WideArea,
     model: Annotated[
         Names,
-        typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all."),
+        option(f"One of {', '.join(auto_bench.MODELS)}; all."),
     ] = None,
     rate: Annotated[
         Names,
-        typer.Option(
-            help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"
-        ),
+        option("Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"),
     ] = None,
     then: Annotated[
-        str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
+        str | None, option("Instead: links change to this rate in mid-run.")
     ] = None,
     hosts: SingleRankHosts = 4,
-    steps: Annotated[int, typer.Option(help="Steps of each turn, at least.")] = 3,
-    turn_s: Annotated[float, typer.Option(help="Seconds of each turn, about.")] = 2.0,
+    steps: Annotated[int, option("Steps of each turn, at least.")] = 3,
+    turn_s: Annotated[float, option("Seconds of each turn, about.")] = 2.0,
     rounds: Turns = 3,
-    under: Annotated[
-        str, typer.Option(help="plain or ddp: what is attached.")
-    ] = "plain",
-    fidelity: Annotated[str, typer.Option(help="exact, half, safe or any.")] = "safe",
+    under: Annotated[str, option("plain or ddp: what is attached.")] = "plain",
+    fidelity: Annotated[str, option("exact, half, safe or any.")] = "safe",
     single: Annotated[
         Names,
-        typer.Option(help="Only this single exchange; may be repeated."),
+        option("Only this single exchange; may be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,37 +108,33 @@ def train(
     wide_area: WideArea,
     task: Annotated[
         Names,
-        typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt]."),
+        option("gpt, lstm, convnet or a task of the demo [gpt]."),
     ] = None,
-    optimizer: Annotated[
-        Names, typer.Option(help="adamw or sgd, with momentum [adamw].")
-    ] = None,
+    optimizer: Annotated[Names, option("adamw or sgd, with momentum [adamw].")] = None,
     rate: Annotated[
         Names,
-        typer.Option(help="A link's rate; seconds are measured on such links."),
+        option("A link's rate; seconds are measured on such links."),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
-    steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
-    seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
+    ranks: Annotated[int, option("Replicas in this process, or hosts.")] = 4,
+    steps: Annotated[int, option("Steps of each training.")] = 400,
+    seeds: Annotated[int, option("Draws of first values and batches.")] = 1,
     learning_rates: Annotated[
         int,
-        typer.Option(help="Rates that each method may choose from, twice one another."),
+        option("Rates that each method may choose from, twice one another."),
     ] = 1,
     goal_step: Annotated[
         int | None,
-        typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps]."),
+        option("With --rate: DDP's loss here is the goal [3/4 of steps]."),
     ] = None,
     only: Annotated[
         Names,
-        typer.Option(help="topk(density=0.1), adapt:topk, local_steps@5."),
+        option("topk(density=0.1), adapt:topk, local_steps@5."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="With --rate: a folder for pictures of the losses."),
+        option("With --rate: a folder for pictures of the losses."),
     ] = None,
-    peers: Annotated[
-        list[Path] | None, typer.Option(help="A folder of peers' packages.")
-    ] = None,
+    peers: Annotated[list[Path] | None, option("A folder of peers' packages.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train small models by several methods: the loss after as many steps, or over
@@ -202,15 +193,13 @@ def _train_on_links(
 
 
 def loopback(
-    ranks: Annotated[
-        int, typer.Option(help="Processes that train, on this machine.")
-    ] = 2,
+    ranks: Annotated[int, option("Processes that train, on this machine.")] = 2,
     task: TaskName = "perceptron",
-    turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
-    iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
+    turns: Annotated[int, option("How often each side has its turn.")] = 8,
+    iterations: Annotated[int, option("Steps that a turn measures.")] = 10,
     only: Annotated[
         Names,
-        typer.Option(help="Compressors [default: none, which is dense]."),
+        option("Compressors [default: none, which is dense]."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -288,21 +277,17 @@ def faults(
 
 
 def matrix(
-    programs: Annotated[
-        Path | None, typer.Option(help="Their folder [examples/matrix].")
-    ] = None,
-    only: Annotated[Names, typer.Option(help="A program; may be repeated.")] = None,
+    programs: Annotated[Path | None, option("Their folder [examples/matrix].")] = None,
+    only: Annotated[Names, option("A program; may be repeated.")] = None,
     exchange: Annotated[
         Names,
-        typer.Option(help="none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
+        option("none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws of first values and data.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="The page that gets the tables.")
-    ] = None,
+    seed: Annotated[int, option("Draws of first values and data.")] = 0,
+    out: Annotated[Path | None, option("The page that gets the tables.")] = None,
     only_pairs: Annotated[
         bool,
-        typer.Option("--pairs", help="Run no program: write the table of pairs alone."),
+        option("Run no program: write the table of pairs alone.", "--pairs"),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,7 +1,5 @@
 """Finds the packages of a checkout of the sources that are in no wheel."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

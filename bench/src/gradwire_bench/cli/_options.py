@@ -1,38 +1,31 @@
 """Options that several commands have."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Annotated, Any
 
-import typer
-
 from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import Fractions, emit, progress
 from gradwire.cli.report.table import Row
+from gradwire_lab.planning.inputs import option as option
 
 from ..testbed.wide_area import WideArea, read_wide_area
 
 Names = list[str] | None
 """The values of an option that may be repeated."""
-Turns = Annotated[int, typer.Option(help="Turns that are measured, after one more.")]
-NumElements = Annotated[int, typer.Option(help="Elements of the float32 gradient.")]
-RanksPerHost = Annotated[int, typer.Option(help="Ranks that share a host's link.")]
-LinkRate = Annotated[str, typer.Option(help="Rate of each host's link.")]
-SingleRankHosts = Annotated[int, typer.Option(help="How many hosts, one rank each.")]
-BothThreads = Annotated[int, typer.Option(help="OpenMP threads of both sides.")]
-NumHosts = Annotated[int, typer.Option(help="How many hosts.")]
-Device = Annotated[str, typer.Option(help="Where: cpu or cuda.")]
-Planners = Annotated[Names, typer.Option(help="Only these planners.")]
-Compressors = Annotated[
-    Names, typer.Option(help="Only these compressors; default: all.")
-]
-NumSteps = Annotated[int, typer.Option(help="Training steps for each method.")]
-TaskName = Annotated[
-    str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
-]
+Turns = Annotated[int, option("Turns that are measured, after one more.")]
+NumElements = Annotated[int, option("Elements of the float32 gradient.")]
+RanksPerHost = Annotated[int, option("Ranks that share a host's link.")]
+LinkRate = Annotated[str, option("Rate of each host's link.")]
+SingleRankHosts = Annotated[int, option("How many hosts, one rank each.")]
+BothThreads = Annotated[int, option("OpenMP threads of both sides.")]
+NumHosts = Annotated[int, option("How many hosts.")]
+Device = Annotated[str, option("Where: cpu or cuda.")]
+Planners = Annotated[Names, option("Only these planners.")]
+Compressors = Annotated[Names, option("Only these compressors; default: all.")]
+NumSteps = Annotated[int, option("Training steps for each method.")]
+TaskName = Annotated[str, option("text, perceptron, gpt, lstm, convnet or fashion.")]
 
 
 def _links(

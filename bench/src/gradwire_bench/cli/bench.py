@@ -2,8 +2,6 @@
 bandwidth.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +35,7 @@ from ._options import (
     RanksPerHost,
     SingleRankHosts,
     Turns,
+    option,
     run_and_show,
     with_links,
 )
@@ -74,7 +73,7 @@ def exchange(
     repeats: Turns = 7,
     only: Annotated[
         Names,
-        typer.Option(help="A compressor or exchange; may be repeated."),
+        option("A compressor or exchange; may be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -106,30 +105,20 @@ def sparse(
     hosts: SingleRankHosts = 8,
     rate: LinkRate = "200mbit",
     numel: NumElements = 10_000_000,
-    density: Annotated[
-        float, typer.Option(help="Share of them that each rank takes.")
-    ] = 0.01,
-    overlap: Annotated[
-        float, typer.Option(help="Share of these that two ranks share.")
-    ] = 0.3,
+    density: Annotated[float, option("Share of them that each rank takes.")] = 0.01,
+    overlap: Annotated[float, option("Share of these that two ranks share.")] = 0.3,
     skew: Annotated[
         float | None,
-        typer.Option(
-            help="Density of the first 1/hosts over the mean [default: 5, or hosts]."
-        ),
+        option("Density of the first 1/hosts over the mean [default: 5, or hosts]."),
     ] = None,
-    run: Annotated[
-        int, typer.Option(help="Adjacent elements that are taken together.")
-    ] = 1,
+    run: Annotated[int, option("Adjacent elements that are taken together.")] = 1,
     like: Annotated[
         str | None,
-        typer.Option(
-            help="Overlap, skew and run of a model: lstm, deepfm or transformer."
-        ),
+        option("Overlap, skew and run of a model: lstm, deepfm or transformer."),
     ] = None,
     repeats: Turns = 7,
-    pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
-    only: Annotated[Names, typer.Option(help="A scheme; may be repeated.")] = None,
+    pieces: Annotated[int, option("Messages the gradient is cut into.")] = 1,
+    only: Annotated[Names, option("A scheme; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time one sparse gradient through every scheme and the dense all-reduce, in turn.
@@ -174,9 +163,7 @@ def kernel(
     device: Device = "cpu",
     compiled: Annotated[
         bool,
-        typer.Option(
-            "--compiled", help="Also beside torch.compile, which takes minutes."
-        ),
+        option("Also beside torch.compile, which takes minutes.", "--compiled"),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -222,20 +209,12 @@ def _check_device(device: str) -> None:
 
 @app.command()
 def partition(
-    numel: Annotated[
-        int, typer.Option(help="Elements of the float32 vector.")
-    ] = 25_000_000,
-    hosts: Annotated[int, typer.Option(help="Ranks, and parts.")] = 8,
-    density: Annotated[
-        float, typer.Option(help="The share that each rank has.")
-    ] = 0.01,
-    overlap: Annotated[
-        float, typer.Option(help="What two ranks share of theirs.")
-    ] = 0.3,
-    rate: Annotated[
-        str, typer.Option(help="Rate of the link that bytes are saved on.")
-    ] = "1gbit",
-    threads: Annotated[int, typer.Option(help="OpenMP threads.")] = 2,
+    numel: Annotated[int, option("Elements of the float32 vector.")] = 25_000_000,
+    hosts: Annotated[int, option("Ranks, and parts.")] = 8,
+    density: Annotated[float, option("The share that each rank has.")] = 0.01,
+    overlap: Annotated[float, option("What two ranks share of theirs.")] = 0.3,
+    rate: Annotated[str, option("Rate of the link that bytes are saved on.")] = "1gbit",
+    threads: Annotated[int, option("OpenMP threads.")] = 2,
     rounds: Turns = 15,
     as_json: AsJson = False,
 ) -> None:
@@ -257,7 +236,7 @@ def partition(
 def batch(
     only: Annotated[
         Names,
-        typer.Option(help="Compressors [default: onebit, terngrad, int8]."),
+        option("Compressors [default: onebit, terngrad, int8]."),
     ] = None,
     threads: BothThreads = 2,
     rounds: Turns = 9,
@@ -283,32 +262,18 @@ def schedule(
     wide_area: WideArea,
     profile: Annotated[
         Names,
-        typer.Option(help="A model of the catalogue, or a profile's file."),
+        option("A model of the catalogue, or a profile's file."),
     ] = None,
     hosts: NumHosts = 8,
     ranks_per_host: RanksPerHost = 1,
-    rate: Annotated[
-        str, typer.Option(help="Rate of the links that are stood for.")
-    ] = "10gbit",
-    scale: Annotated[
-        float, typer.Option(help="Bytes and rates are divided by this.")
-    ] = 16.0,
-    slowdown: Annotated[
-        float, typer.Option(help="All seconds are multiplied by this.")
-    ] = 4.0,
-    turns: Annotated[
-        int, typer.Option(help="How often each planner has its turn.")
-    ] = 2,
-    iterations: Annotated[
-        int, typer.Option(help="Iterations that a turn measures.")
-    ] = 2,
+    rate: Annotated[str, option("Rate of the links that are stood for.")] = "10gbit",
+    scale: Annotated[float, option("Bytes and rates are divided by this.")] = 16.0,
+    slowdown: Annotated[float, option("All seconds are multiplied by this.")] = 4.0,
+    turns: Annotated[int, option("How often each planner has its turn.")] = 2,
+    iterations: Annotated[int, option("Iterations that a turn measures.")] = 2,
     planner: Planners = None,
-    trials: Annotated[
-        int, typer.Option(help="Settings tried where they are tuned.")
-    ] = 25,
-    picture: Annotated[
-        Path | None, typer.Option(help="Write timelines (PNG) here.")
-    ] = None,
+    trials: Annotated[int, option("Settings tried where they are tuned.")] = 25,
+    picture: Annotated[Path | None, option("Write timelines (PNG) here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay models on shaped links under each planner; measured beside simulated

@@ -1,7 +1,5 @@
 """Train a real model on shaped links by several methods, and compare."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path
@@ -16,7 +14,14 @@ from gradwire.errors import NotInstalled
 from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
 from ..testbed.wide_area import WideArea
-from ._options import LinkRate, NumSteps, SingleRankHosts, TaskName, with_links
+from ._options import (
+    LinkRate,
+    NumSteps,
+    SingleRankHosts,
+    TaskName,
+    option,
+    with_links,
+)
 
 app = typer.Typer()
 
@@ -31,11 +36,11 @@ def demo(
     task: TaskName = "text",
     compressor: Annotated[
         list[str] | None,
-        typer.Option(help="A compressor of gradwire list; may be repeated."),
+        option("A compressor of gradwire list; may be repeated."),
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for pictures, traces and the report.")
-    ] = Path("demo-report"),
+    out: Annotated[Path, option("Folder for pictures, traces and the report.")] = Path(
+        "demo-report"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Train a real model on shaped links by several methods, and compare.

@@ -2,8 +2,6 @@
 statements.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +10,7 @@ import typer
 from gradwire.cli.report.output import AsJson
 
 from ._checkout import beside
+from ._options import option
 
 app = typer.Typer()
 
@@ -24,22 +23,16 @@ def reproduce(
     ] = "",
     figure: Annotated[
         list[str] | None,
-        typer.Option(help="Only this figure or table; may be given again."),
+        option("Only this figure or table; may be given again."),
     ] = None,
     contents: Annotated[
-        bool, typer.Option("--list", help="Only list the paper's tables and figures.")
+        bool, option("Only list the paper's tables and figures.", "--list")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer trials and iterations.")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure what is there again.")
-    ] = False,
+    quick: Annotated[bool, option("Fewer trials and iterations.", "--quick")] = False,
+    fresh: Annotated[bool, option("Measure what is there again.", "--fresh")] = False,
     out: Annotated[
         Path,
-        typer.Option(
-            help="Folder for the figures: one JSON file, tables and pictures."
-        ),
+        option("Folder for the figures: one JSON file, tables and pictures."),
     ] = Path("reproduction"),
     as_json: AsJson = False,
 ) -> None:

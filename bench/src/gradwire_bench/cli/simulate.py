@@ -2,8 +2,6 @@
 link.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from gradwire_lab.planning.inputs import RANKS, RATE, load_or_read, read_cluster
 from gradwire_lab.planning.tune import search_space
 
 from ..report import curves, timeline
-from ._options import Planners
+from ._options import Planners, option
 
 app = typer.Typer()
 
@@ -36,29 +34,21 @@ app = typer.Typer()
 def simulate(
     model: Annotated[
         list[str],
-        typer.Option(help="A model of the catalogue, or a profile's file; repeat it."),
+        option("A model of the catalogue, or a profile's file; repeat it."),
     ],
-    ranks: Annotated[
-        str | None, typer.Option(help=f"As 8,16,32; else {RANKS}.")
-    ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help=f"As 1gbit,10gbit; else {RATE}.")
-    ] = None,
+    ranks: Annotated[str | None, option(f"As 8,16,32; else {RANKS}.")] = None,
+    rate: Annotated[str | None, option(f"As 1gbit,10gbit; else {RATE}.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(help="Milliseconds that a packet takes one way between hosts."),
+        option("Milliseconds that a packet takes one way between hosts."),
     ] = None,
-    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
+    cluster: Annotated[Path | None, option("A cluster's file.")] = None,
     planner: Planners = None,
-    tune: Annotated[
-        bool, typer.Option(help="Show planners with tuned settings too.")
-    ] = False,
-    picture: Annotated[
-        Path | None, typer.Option(help="Write a timeline (PNG) here.")
-    ] = None,
+    tune: Annotated[bool, option("Show planners with tuned settings too.")] = False,
+    picture: Annotated[Path | None, option("Write a timeline (PNG) here.")] = None,
     speedups: Annotated[
         Path | None,
-        typer.Option("--curves", help="Write speedups over one rank (PNG) here."),
+        option("Write speedups over one rank (PNG) here.", "--curves"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

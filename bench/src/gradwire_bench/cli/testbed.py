@@ -1,7 +1,5 @@
 """Run a command on several hosts with slow links, all on this machine."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Annotated
@@ -17,11 +15,11 @@ from ..testbed.counters import InterfaceCounters
 from ..testbed.hosts import Hosts, Testbed, available, open_hosts
 from ..testbed.launch import exit_code, failure_text, launch
 from ..testbed.wide_area import NEAR, WideArea, read_wide_area
-from ._options import with_links
+from ._options import RanksPerHost, option, with_links
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
-_JSON = typer.Option("--json", help="Print one JSON object.")
+_JSON = option("Print one JSON object.", "--json")
 
 
 # Options end at the first word of the command, so that "--" is not needed before it.
@@ -30,19 +28,15 @@ _JSON = typer.Option("--json", help="Print one JSON object.")
 def run(
     wide_area: WideArea,
     command: Annotated[list[str], typer.Argument(help="What every rank runs.")],
-    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
-    ranks_per_host: Annotated[
-        int, typer.Option(help="Ranks that share a host's link.")
-    ] = 1,
-    rate: Annotated[str, typer.Option(help="Link rate in each direction.")] = "500mbit",
-    mtu: Annotated[int, typer.Option(help="Largest packet in bytes.")] = 1500,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds until all are ended.")
-    ] = None,
+    hosts: Annotated[int, option("Number of hosts.")] = 4,
+    ranks_per_host: RanksPerHost = 1,
+    rate: Annotated[str, option("Link rate in each direction.")] = "500mbit",
+    mtu: Annotated[int, option("Largest packet in bytes.")] = 1500,
+    timeout: Annotated[float | None, option("Seconds until all are ended.")] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds left to the others after a failure.")
+        float, option("Seconds left to the others after a failure.")
     ] = 5.0,
-    all_output: Annotated[bool, typer.Option(help="Show every rank's lines.")] = False,
+    all_output: Annotated[bool, option("Show every rank's lines.")] = False,
     json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Run a command once per rank, with torchrun's variables, and count what crosses
@@ -106,14 +100,12 @@ def _rows(
 
 @app.command()
 def check(
-    rate: Annotated[
-        str | None, typer.Option(help="Measure links of this rate.")
-    ] = None,
+    rate: Annotated[str | None, option("Measure links of this rate.")] = None,
     delay: Delay = 0.0,
     jitter: Jitter = 0.0,
     up: Up = None,
     down: Down = None,
-    mtu: Annotated[int, typer.Option(help="Largest packet in bytes.")] = 1500,
+    mtu: Annotated[int, option("Largest packet in bytes.")] = 1500,
     json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Try whether this machine can make shaped hosts; exit code 1 where it cannot.

@@ -1,7 +1,5 @@
 """See methods train on this machine or on two: no root, a live page in the browser."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket
@@ -24,7 +22,7 @@ from ..testbed.wide_area import NEAR, WideArea
 from ..training import training_links
 from ..training.training import TrainBench
 from ..training.training_links import LinksResult, TrainingOnLinks
-from ._options import NumSteps, with_links
+from ._options import NumSteps, option, with_links
 
 app = typer.Typer()
 
@@ -47,20 +45,16 @@ _PORT = 29531
 def try_here(
     wide_area: WideArea,
     far: Annotated[
-        bool, typer.Option("--far", help="4 ranks, 50mbit, 80 ms there and back.")
+        bool, option("4 ranks, 50mbit, 80 ms there and back.", "--far")
     ] = False,
     join: Annotated[
         str | None,
-        typer.Option(help="Two machines: the address of the first; type it on both."),
+        option("Two machines: the address of the first; type it on both."),
     ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Rate of each rank's link [100mbit].")
-    ] = None,
+    rate: Annotated[str | None, option("Rate of each rank's link [100mbit].")] = None,
     steps: NumSteps = 60,
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path(
-        "gradwire-try"
-    ),
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    out: Annotated[Path, option("Folder for the page.")] = Path("gradwire-try"),
+    browser: Annotated[bool, option("Open the page in a browser.")] = True,
 ) -> None:
     """Train a small model by four methods, and show the loss over seconds meanwhile.
 

@@ -2,13 +2,10 @@
 pictures.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from gradwire.cli.report import table
 from gradwire.cli.report.table import Row
@@ -21,7 +18,7 @@ from gradwire_bench.report.chrome import save_chrome
 
 from ..report import bars, html, race, timeline
 from ..testbed.hosts import Testbed, available, relayed_hosts, shaped_hosts
-from ..testbed.ranks import Report, run_ranks
+from ..testbed.ranks import Json, Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea
 from ..training.tasks import make_task
 from .demo_rank import COMPRESSORS, methods
@@ -169,7 +166,7 @@ def run(demo: Demo, report: Report) -> DemoResult:
     )
 
 
-def _row(demo: Demo, method: str, results: list[dict[str, Any]]) -> Row:
+def _row(demo: Demo, method: str, results: list[Json]) -> Row:
     own = results[0][method]
     ddp = results[0]["ddp"]
     sent = sum(result[method]["sent_bytes"] for result in results) / len(results)

@@ -4,8 +4,6 @@ Methods take turns of a few steps each, so that all of them see the same moods o
 machine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,9 +26,9 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire.runtime.transport.task_graph import wall_clock
 
-from ..testbed.ranks import Report, counted
+from ..testbed.ranks import Json, Report, counted
 from ..training.tasks import make_task
-from ..training.trainer import under_ddp
+from ..training.trainer import TurnRun, under_ddp
 from ..workloads.task import TrainingTask
 
 COMPRESSORS = ("none", "cast16", "uniform", "onebit", "topk")
@@ -39,21 +37,17 @@ _WARM_UP_STEPS = 3
 
 
 @dataclass
-class MethodRun:
+class MethodRun(TurnRun):
     """One method's model on its way, and what was measured of it so far."""
 
-    method: str
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    handle: Handle | None
-    step: int = 0
+    method: str = field(kw_only=True)
     step_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     sent_bytes: int = 0
     counted_steps: int = 0
 
 
-def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def measure(settings: Json, report: Report) -> Json:
     """Trains by all methods; returns this rank's figures and one step's trace for
     each.
     """
@@ -96,32 +90,22 @@ def _start(
         is_half = method == "ddp-fp16"
         model = under_ddp(model, default_hooks.fp16_compress_hook if is_half else None)
     optimizer = task.make_optimizer(model.parameters())
-    return MethodRun(method, model, optimizer, handle)
+    return MethodRun(model, optimizer, handle, method=method)
 
 
 def _take_turn(run: MethodRun, task: TrainingTask, num_steps: int) -> None:
     def train() -> None:
         for _ in range(num_steps):
             start_s = time.perf_counter()
-            run.losses.append(_train_step(run, task, run.model))
+            run.losses.append(run.train_step(task).item())
             run.step_s.append(time.perf_counter() - start_s)
-            run.step += 1
 
     _, moved = counted(train)
     run.sent_bytes += moved.tx_bytes
     run.counted_steps += num_steps
 
 
-def _train_step(run: MethodRun, task: TrainingTask, model: nn.Module) -> float:
-    inputs, targets = task.batch(run.step, dist.get_rank(), dist.get_world_size())
-    run.optimizer.zero_grad()
-    loss = task.loss(model, inputs, targets)
-    loss.backward()  # type: ignore[no-untyped-call]
-    run.optimizer.step()
-    return loss.item()
-
-
-def _result(run: MethodRun, task: TrainingTask) -> dict[str, Any]:
+def _result(run: MethodRun, task: TrainingTask) -> Json:
     low, middle, high = quantiles(run.step_s[_WARM_UP_STEPS:], n=10)[1::3]
     trace = _gradwire_trace(run.handle) if run.handle else _ddp_trace(run, task)
     return {

@@ -22,11 +22,19 @@ FSDP = "fsdp"
 COLLECTIVES = tuple(name for name in names("collective") if name != "allreduce")
 SHRINK = "shrink"
 DDP_SHRINK = "ddp shrink"
-SHRINKING = (SHRINK, DDP_SHRINK)
-WAYS = ("plain", DDP, OVERLAP, HOSTS, FSDP, *SHRINKING, *COLLECTIVES)
+COORDINATOR = "coordinator"
+COORDINATOR_SHRINK = "coordinator shrink"
+COORDINATED = (COORDINATOR, COORDINATOR_SHRINK)
+SERVER = "server"
+SHRINKING = (SHRINK, DDP_SHRINK, COORDINATOR_SHRINK)
+WAYS = (
+    *("plain", DDP, OVERLAP, HOSTS, FSDP, COORDINATOR, SERVER),
+    *(*SHRINKING, *COLLECTIVES),
+)
 """How models are trained: a plain module, DDP, a plan that overlaps the next forward
-pass, hosts of two ranks, two replicas of two shards, a plain module and DDP whose ranks
-go on without a lost one, and a plain module by each collective.
+pass, hosts of two ranks, two replicas of two shards, a plan with a coordinator, a last
+rank that only serves, a plain module, DDP and a coordinator whose ranks go on without a
+lost one, and a plain module by each collective.
 """
 SURVIVED = ("kill", "stop", "exit")
 """Faults without whose victim ranks go on."""
@@ -67,6 +75,9 @@ KINDS = (
 )
 _WHENS = ("before", "during", "after")
 _NOT_SHARDED = (*OF_BYTES, *WITH_HELP, "resume", "other step")
+_NOT_SERVED = ("disk full", "resume", "other step", "return")
+"""Faults of saved states, which servers refuse, and of a loop, which they have none of.
+"""
 _AT_POINTS: dict[str, Sequence[str]] = {
     "return": ("rendezvous", "step", "step", "step"),
     "disk full": ("save",),
@@ -142,10 +153,13 @@ def drawn(
     if way in SHRINKING:
         points = ("verb", "verb", "step")
     if points is None:
+        in_training = ("step",) if way == SERVER else IN_TRAINING
         named = [
-            p for p in (*IN_ATTACH, *IN_TRAINING) if p != "broadcast" or way != DDP
+            p for p in (*IN_ATTACH, *in_training) if p != "broadcast" or way != DDP
         ]
         points = [draw.choice(named), *["verb"] * 2]
+    elif way == SERVER:
+        points = ("verb",)
     count = 2 if kind == "kill two" or kind in PARTITIONS else 1
     # DDP's second forward pass has a collective of its own, by its own group's
     # time-out.
@@ -172,6 +186,8 @@ def _suits(kind: str, way: str) -> bool:
         return kind in SURVIVED
     if way == FSDP:
         return kind not in _NOT_SHARDED
+    if way == SERVER and kind in _NOT_SERVED:
+        return False
     if kind == FLIP_ON_THE_WAY:
         return way in (HOSTS, *COLLECTIVES)  # others leave all to a library's sum
     return way != HOSTS or PARTITIONS.get(kind, 4) % 2 == 0

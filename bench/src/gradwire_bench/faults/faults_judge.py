@@ -13,6 +13,7 @@ from .accidents import (
     LINKS,
     PARTITIONS,
     PAYLOADS,
+    SERVER,
     SHRINKING,
     WHOLE,
     Accident,
@@ -189,6 +190,8 @@ def _of_digests(
     digests: dict[int, set[int]] = {}
     for rank, ending in endings.items():
         shard = rank % 2 if accident.way == FSDP else 0
+        if accident.way == SERVER:
+            shard = rank // (accident.world - 1)  # the last rank holds no model
         digests.setdefault(shard, set()).add(ending.digest)
     if any(len(each) > 1 for each in digests.values()):
         return {"diverged": "parameters differ among ranks without an error"}

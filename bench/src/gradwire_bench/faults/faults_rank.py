@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
@@ -34,18 +35,27 @@ from gradwire.errors import GradwireError, IncompatiblePair, RanksLost
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
-from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
+from gradwire.planning.data.plan import (
+    Bulk,
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+)
 from gradwire.runtime import attach as attachment
+from gradwire.runtime import serve as serving
 from gradwire.runtime.attach import attach
 from gradwire.runtime.engine import engine
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle, synchroniser_of
 from gradwire.runtime.settings import FailurePolicy, Options
+from gradwire.runtime.step.synchroniser import Synchroniser
 from gradwire.runtime.transport import wire
 
 from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network
 from .accidents import (
     COLLECTIVES,
+    COORDINATED,
     DDP,
     DDP_SHRINK,
     FLIP_ON_THE_WAY,
@@ -55,6 +65,7 @@ from .accidents import (
     NUM_STEPS,
     OVERLAP,
     SAVE_AFTER,
+    SERVER,
     SHRINKING,
     WITH_HELP,
     Accident,
@@ -62,7 +73,7 @@ from .accidents import (
 from .faults_judge import Ending
 from .striking import LoopLeft, Striker, StruckSteps
 
-_SMALL_MB = 0.004
+_SMALL = Options(bucket_cap_mb=0.004)
 _PR_SET_PDEATHSIG = 1
 _JOIN = timedelta(seconds=60)
 
@@ -212,18 +223,36 @@ class _Training:
         if striker is not None and (place := _PLACES.get(accident.point)) is not None:
             striker.around(*place)
         self._at("rendezvous")
+        if accident.way == SERVER and self._rank == accident.world - 1:
+            self._serve()
+            return
         handle = _attached(accident, self._rank, trained, optimizer, group)
         if self._kept is not None:
             first = self._resume(optimizer, handle)
-        if striker is not None and accident.point == "verb":
-            struck = StruckSteps(striker)
-            for message in synchroniser_of(handle).messages:
-                struck.around(message)
+        self._struck(handle)
         for step in range(first, NUM_STEPS):
             self._step(step, trained, optimizer, handle)
         self._at("detach")
         handle.synchronize()
         handle.detach()
+
+    def _struck(self, handle: Handle) -> Synchroniser:
+        """The synchroniser of a handle, in whose messages a fault strikes."""
+        synchroniser = synchroniser_of(handle)
+        if self._striker is not None and self._accident.point == "verb":
+            struck = StruckSteps(self._striker)
+            for message in synchroniser.messages:
+                struck.around(message)
+        return synchroniser
+
+    def _serve(self) -> None:
+        """The last rank's training, where it only serves."""
+        # serve calls it once
+        vars(serving)["synchroniser_of"] = self._struck
+        if self._striker is not None and self._accident.point == "step":
+            self._striker.around(engine.Engine, "hears_of_step")
+        policy = _policy(self._accident)
+        serving.serve(self._model, _served(), failure=policy, options=_SMALL)
 
     def _step(
         self, step: int, trained: nn.Module, optimizer: SGD, handle: Handle
@@ -240,7 +269,7 @@ class _Training:
             except RanksLost as failure:
                 self.lost += failure.ranks
         optimizer.step()
-        if self._accident.way in SHRINKING:
+        if self._accident.way in (SERVER, *SHRINKING):
             return
         if step == self._accident.step:
             self._at("settle")
@@ -317,28 +346,37 @@ def _sharded(model: nn.Module, timeout_s: float) -> dist.ProcessGroup:
     return mesh["replicate"].get_group()
 
 
+def _policy(accident: Accident) -> FailurePolicy:
+    return FailurePolicy(
+        timeout=timedelta(seconds=accident.timeout_s),
+        check_every=accident.check_every,
+        checksums=accident.kind == FLIP_ON_THE_WAY,
+        on_failure="shrink" if accident.way in SHRINKING else "end",
+    )
+
+
 def _attached(
     accident: Accident, rank: int, model: nn.Module, optimizer: SGD, group: Any
 ) -> Handle:
     way = accident.way
-    limit = timedelta(seconds=accident.timeout_s)
-    every = accident.check_every
-    is_sealed = accident.kind == FLIP_ON_THE_WAY
-    policy = FailurePolicy(
-        timeout=limit,
-        check_every=every,
-        checksums=is_sealed,
-        on_failure="shrink" if way in SHRINKING else "end",
-    )
-    begin = partial(attach, model, failure=policy)
-    small = Options(bucket_cap_mb=_SMALL_MB)
+    begin = partial(attach, model, failure=_policy(accident))
     if way == OVERLAP:
-        return begin(_plan(model), optimizer=optimizer)
+        return begin(_plan(model, overlap_forward=True), optimizer=optimizer)
+    if way in COORDINATED:
+        # on each rank in turn, so that it is often the victim
+        bulk = Bulk(rank=accident.number % 4)
+        return begin(_plan(model, bulk=bulk), optimizer=optimizer)
     if way == HOSTS:
         os.environ.update(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2))
-        return begin(onebit(block=64), mesh="torchrun", options=small)
+        return begin(onebit(block=64), mesh="torchrun", options=_SMALL)
+    if way == SERVER:
+        return begin(_served(), options=_SMALL)
     exchange = exchange_of(way) if way in COLLECTIVES else exchange_for(none())
-    return begin(exchange, group=group, options=small)
+    return begin(exchange, group=group, options=_SMALL)
+
+
+def _served() -> Exchange:
+    return with_error_feedback(pair(onebit(block=64), casync_ps(servers=1)))
 
 
 def exchange_of(collective: str) -> Exchange:
@@ -352,12 +390,21 @@ def exchange_of(collective: str) -> Exchange:
         return with_error_feedback(pair(topk(density=0.1), made))
 
 
-def _plan(model: nn.Module) -> Plan:
-    """A message for each parameter, the last first, whose means the next forward pass
-    waits for.
+def _plan(
+    model: nn.Module, *, overlap_forward: bool = False, bulk: Bulk | None = None
+) -> Plan:
+    """A message for each parameter, the last first.
+
+    With ``bulk`` they have sends, which a coordinator starts.
     """
+    served = ExchangeSetting(
+        compressor="onebit", collective="casync_ps", error_feedback=True
+    )
     messages = (
-        PlannedMessage(chunks=(Chunk(tensor=name, start=0, stop=param.numel()),))
+        PlannedMessage(
+            chunks=(Chunk(tensor=name, start=0, stop=param.numel()),),
+            exchange="dense" if bulk is None else "served",
+        )
         for name, param in reversed([*model.named_parameters()])
     )
     return Plan(
@@ -365,5 +412,7 @@ def _plan(model: nn.Module) -> Plan:
         model=type(model).__name__,
         messages=tuple(messages),
         credit=2,
-        overlap_forward=True,
+        overlap_forward=overlap_forward,
+        exchanges={} if bulk is None else {"served": served},
+        bulk=bulk,
     )

@@ -11,8 +11,6 @@ that round otherwise are counted.
 Triton's own assemblers do the work, so neither a GPU nor CUDA's tools are needed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct
@@ -116,9 +114,9 @@ def _types(kernel: Kernel) -> dict[str, str]:
 
 def _written() -> Iterator[Launch]:
     """The kernels that are written by hand."""
-    from gradwire.kernels.sparse.hashing_device import hash_entries
     from gradwire.kernels.sparse.permutation_device import permute
     from gradwire_lab.dsl import runs_device
+    from gradwire_lab.kernels.hashing_device import hash_entries
 
     pointers = {"plain": "*u8", "coded": "*u8"}
     pointers |= dict.fromkeys(("single", "run", "lengths", "starts"), "*i64")

@@ -14,8 +14,6 @@ Large gradients take as long either way, so there is a row of all and one of the
 ones alone, those of up to ``SMALL`` elements.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 
@@ -26,7 +24,7 @@ from gradwire.compress.selective import selective
 from gradwire.contract import Compressor, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.planning import catalogue
-from gradwire_bench.figures import threads_of_torch
+from gradwire_bench.figures import quartiles, threads_of_torch
 from gradwire_bench.micro.kernel import TimedCall, seconds_in_turn
 
 SMALL = 65536
@@ -159,10 +157,7 @@ def _ratios(taken: Sequence[float], beside: Sequence[float]) -> list[float]:
 
 def _beside_vector(batch: Sequence[float], vector: Sequence[float]) -> Row:
     """The median of the batch's time over the vector's, and its quartiles."""
-    low, middle, high = statistics.quantiles(_ratios(batch, vector), n=4)
     return {
         "one_vector_s": statistics.median(vector),
-        "batch_over_vector": middle,
-        "batch_over_vector_q1": low,
-        "batch_over_vector_q3": high,
+        **quartiles("batch_over_vector", _ratios(batch, vector)),
     }

@@ -41,11 +41,11 @@ from torch import Tensor
 from gradwire.cli.report.table import Row, cell, heading
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Compressor
-from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import format_rate
-from gradwire.errors import RankFailed, UnknownName, invalid
+from gradwire.errors import RankFailed, invalid
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
+from gradwire_bench.checks import check_counts, check_names
 from gradwire_bench.micro.kernel import (
     COPY_BYTES,
     KernelCase,
@@ -55,7 +55,7 @@ from gradwire_bench.micro.kernel import (
 )
 from gradwire_bench.micro.partition import partition_forms
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
-from gradwire_bench.testbed.ranks import Report, run_ranks
+from gradwire_bench.testbed.ranks import Json, Report, run_ranks
 from gradwire_bench.testbed.wide_area import NEAR, WideArea
 
 from ..errors import TestbedUnavailable
@@ -96,9 +96,7 @@ class DeviceBench:
     minutes: float = 8.0
 
     def __post_init__(self) -> None:
-        for part in self.parts:
-            if part not in PARTS:
-                raise UnknownName("part", part, PARTS)
+        check_names("part", self.parts, PARTS)
         if self.device not in ("cpu", "cuda"):
             raise invalid("device", self.device, "cuda or cpu", "leave it out")
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -108,13 +106,7 @@ class DeviceBench:
                 "tries it"
             )
             raise invalid("device", "none", accepted, remedy)
-        for name, least in (
-            ("numel", 64),
-            ("zen_numel", 1000),
-            ("rounds", 2),
-            ("ranks", 2),
-        ):
-            check_whole(name, getattr(self, name), "leave it out", least=least)
+        check_counts(self, numel=64, zen_numel=1000, rounds=2, ranks=2)
         if self.minutes <= 0:
             raise invalid("minutes", self.minutes, "more than 0", "leave it out for 8")
 
@@ -123,7 +115,7 @@ class DeviceBench:
         """Sizes that show in a minute, on a CPU, that the parts run; no figure of them
         counts.
         """
-        sizes: dict[str, Any] = {
+        sizes: Json = {
             "numel": 2**16,
             "zen_numel": 2**20,
             "rounds": 2,
@@ -360,7 +352,7 @@ def _training(
             if hosts.shaped
             else "unshaped loopback"
         )
-        results: list[dict[str, Any]] = run_ranks(
+        results: list[Json] = run_ranks(
             hosts,
             f"{__package__}.device_rank",
             settings,
@@ -383,6 +375,6 @@ def _training(
     ]
 
 
-def _step_s(results: Sequence[dict[str, Any]], side: str) -> float:
+def _step_s(results: Sequence[Json], side: str) -> float:
     """The median step of the slowest rank."""
     return max(float(median(result["seconds"][side])) for result in results)

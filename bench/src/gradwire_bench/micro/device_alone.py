@@ -8,8 +8,6 @@ soon as it is measured: a run that is cut short has told what it knew. It exits 
 where bits differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -8,8 +8,6 @@ one outlier, infinities and NaN. On a CPU the C++ stands for the device, or Trit
 interpreter where TRITON_INTERPRET is 1.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -33,9 +31,9 @@ from gradwire.dsl.build import Built
 from gradwire.dsl.program import Program
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
-from gradwire.kernels.sparse.hashing import hash_partition
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
+from gradwire_lab.kernels.hashing import hash_partition
 
 Checked = Iterator[tuple[str, bool]]
 """Cases by what they compare, and whether the bits are equal."""

@@ -2,13 +2,10 @@
 gradwire.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +18,7 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.runtime.attach import attach
-from gradwire_bench.testbed.ranks import Report
+from gradwire_bench.testbed.ranks import Json, Report
 from gradwire_bench.training.trainer import under_ddp, under_powersgd
 from gradwire_bench.workloads.gpt import GPT
 
@@ -53,7 +50,7 @@ SIDES = tuple(_MADE)
 """The ways to average, DDP first."""
 
 
-def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def measure(settings: Json, report: Report) -> Json:
     """This rank's seconds a step of each side, one side after the other, and the
     model's size.
     """

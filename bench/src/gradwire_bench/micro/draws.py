@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.errors import UnknownName, invalid
+from gradwire.errors import invalid
 from gradwire.kernels.distinct import count_distinct
 from gradwire.planning.data.sparsity import DOUBLINGS, Skewness, UnitSparsity
+from gradwire_bench.checks import check_names
 from gradwire_lab.exchange.sparse_schemes import skew
 from gradwire_lab.planning.index_sets import overlap_mean
 
@@ -167,8 +168,7 @@ def draws_like(
     >>> draws_like("lstm", 1_000_000, 8).skew
     6.4
     """
-    if model not in LIKENESSES:
-        raise UnknownName("model", model, [*LIKENESSES])
+    check_names("model", [model], LIKENESSES)
     likeness = LIKENESSES[model]
     return IndexDraws(
         numel=numel,

@@ -2,21 +2,18 @@
 all-reduce.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from statistics import mean, median
-from typing import Any
 
 from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
-from gradwire.errors import UnknownName
 from gradwire.exchange.two_level import TwoLevel
 from gradwire.exchange.without_data import wire_bytes
 
+from ..checks import check_counts, check_names
 from ..figures import slowest, spread
 from ..testbed.hosts import Testbed, open_hosts
-from ..testbed.ranks import Report, run_ranks
+from ..testbed.ranks import Json, Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea
 from .exchange_rank import EXCHANGES, ON_HOSTS, TORCH, exchange_for_row, message_spec
 
@@ -43,11 +40,8 @@ class ExchangeBench:
 
     def __post_init__(self) -> None:
         check_whole("hosts", self.hosts, "a single host sends nothing", least=2)
-        for name in ("ranks_per_host", "numel", "repeats"):
-            check_whole(name, getattr(self, name), "leave it out")
-        for name in self.only:
-            if name not in EXCHANGES:
-                raise UnknownName("exchange", name, [*EXCHANGES])
+        check_counts(self, ranks_per_host=1, numel=1, repeats=1)
+        check_names("exchange", self.only, EXCHANGES)
 
     @property
     def names(self) -> list[str]:
@@ -81,7 +75,7 @@ def run(bench: ExchangeBench, report: Report) -> list[Row]:
 def _row(
     bench: ExchangeBench,
     name: str,
-    results: list[dict[str, Any]],
+    results: list[Json],
     shaped: bool,
 ) -> Row:
     seconds = slowest(results, name)

@@ -5,8 +5,6 @@ The runtime's own engine carries the exchanges; encode and decode are inside the
 measured time, and torch's all_reduce of the same buffer is measured in the same turns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,7 +27,7 @@ from gradwire.kernels.libraries import backend
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import join
 
-from ..testbed.ranks import Report, in_turn
+from ..testbed.ranks import Json, Report, in_turn
 
 TORCH = "torch-all_reduce"
 _ALONE = {name: exchange_for(load("compress", name)()) for name in names("compress")}
@@ -144,7 +142,7 @@ class TimedExchange:
         )
 
 
-def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def measure(settings: Json, report: Report) -> Json:
     """Seconds of every repeat, and bytes on the wire of each exchange."""
     per_host = settings["ranks_per_host"]
     backend()

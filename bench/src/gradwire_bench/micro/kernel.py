@@ -12,8 +12,6 @@ is timed is the call that an exchange makes. Beside some stand other ways to the
 result (``Peers``).
 """
 
-from __future__ import annotations
-
 import logging
 import statistics
 import time
@@ -31,7 +29,7 @@ from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import invalid
 from gradwire.kernels.libraries import backend
-from gradwire_bench.figures import threads_of_torch
+from gradwire_bench.figures import quartiles, threads_of_torch
 
 TimedCall = Callable[[], object]
 Peers = Callable[[Compressor, Tensor, Tensor], dict[str, dict[str, TimedCall]]]
@@ -215,15 +213,12 @@ def _row(
 ) -> Row:
     share = case.bytes_per_element / COPY_BYTES
     fractions = [share * copy / run for copy, run in zip(copies, ours, strict=True)]
-    low, middle, high = statistics.quantiles(fractions, n=4)
     median_s = statistics.median(ours)
     row: Row = {
         "name": case.name,
         "kernel_s": median_s,
         "bandwidth_bytes_per_s": case.bytes_per_element * numel / median_s,
-        "fraction_of_copy_bandwidth": middle,
-        "fraction_of_copy_bandwidth_q1": low,
-        "fraction_of_copy_bandwidth_q3": high,
+        **quartiles("fraction_of_copy_bandwidth", fractions),
     }
     for name, taken in peers.items():
         row[f"{name}_s"] = statistics.median(taken)

@@ -12,8 +12,6 @@ Where a gradient's length is no whole number of blocks, the last part is left ou
 Letters: B blocks of L elements, so N = B * L.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,15 +23,15 @@ from torch import Tensor
 
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
-from gradwire.compress.qsgd import qsgd
-from gradwire.compress.terngrad import terngrad
 from gradwire.contract import Compressor
 from gradwire.errors import NotInstalled, invalid
 from gradwire.kernels.compiler import find_compiler
 from gradwire.kernels.libraries import has_triton
 from gradwire_bench.micro.kernel import Peers, TimedCall
 from gradwire_lab.compress.demo import demo
+from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.compress.tbq import tbq
+from gradwire_lab.compress.terngrad import terngrad
 
 KINDS = ("eager", "compiled")
 Sent = tuple[Tensor, ...]

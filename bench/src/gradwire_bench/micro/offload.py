@@ -12,8 +12,6 @@ much longer the loop takes with one selection after another beside it, by the se
 that were made.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

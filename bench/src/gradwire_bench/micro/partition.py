@@ -12,7 +12,7 @@ ways: by a sort, and by algorithm 1 with its hash table.
 from __future__ import annotations
 
 from functools import partial
-from statistics import median, quantiles
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,12 +24,12 @@ from gradwire.errors import invalid
 from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
-from gradwire.kernels.sparse.hashing import hash_partition
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
-from gradwire_bench.figures import threads_of_torch
+from gradwire_bench.figures import quartiles, threads_of_torch
 from gradwire_bench.micro.kernel import COPY_BYTES, TimedCall, seconds_in_turn
+from gradwire_lab.kernels.hashing import hash_partition
 
 if TYPE_CHECKING:
     # needs pydantic, which a run beside the command may lack
@@ -155,5 +155,4 @@ def partition_forms(entries: Entries, numel: int, world: int, rounds: int) -> li
 
 
 def _row(name: str, taken: list[float]) -> Row:
-    low, middle, high = quantiles(taken, n=4)
-    return {"name": name, "kernel_s": middle, "kernel_s_q1": low, "kernel_s_q3": high}
+    return {"name": name, **quartiles("kernel_s", taken)}

@@ -5,11 +5,8 @@ All sides take their turns in one run, on the same gradients: index sets of stat
 density, overlap and skew (``draws``). What the sets turned out to be is in every row.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from statistics import mean, median
-from typing import Any
 
 from torch import Tensor
 
@@ -18,13 +15,13 @@ from gradwire.collective.steps.push_pull import PushPull
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.spec import TensorSpec, chunk_bounds
-from gradwire.errors import UnknownName
 from gradwire.exchange.without_data import expected_bytes
 from gradwire_lab.exchange.bytes_of_sets import bytes_of, volumes
 
+from ..checks import check_counts, check_names
 from ..figures import slowest, spread
 from ..testbed.hosts import Testbed, open_hosts
-from ..testbed.ranks import Report, run_ranks
+from ..testbed.ranks import Json, Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea
 from .draws import IndexDraws, SetMeasures
 from .sparse_rank import DENSE, OWN, SCHEMES, TEAMS, exchange_of
@@ -58,11 +55,9 @@ class SparseBench:
 
     def __post_init__(self) -> None:
         check_whole("hosts", self.draws.world, "a single host sends nothing", least=2)
-        for name in ("repeats", "pieces"):
-            check_whole(name, getattr(self, name), "leave it out")
+        check_counts(self, repeats=1, pieces=1)
+        check_names("scheme", self.schemes, (*SCHEMES, *OWN, *TEAMS))
         for name in self.schemes:
-            if name not in (*SCHEMES, *OWN, *TEAMS):
-                raise UnknownName("scheme", name, [*SCHEMES, *OWN, *TEAMS])
             if name in TEAMS:  # refuses teams that do not divide the hosts
                 exchange_of(name).init(
                     TensorSpec("grad", self.draws.numel), self.draws.world
@@ -96,7 +91,7 @@ def run(bench: SparseBench, report: Report) -> list[Row]:
 def _row(
     bench: SparseBench,
     name: str,
-    results: list[dict[str, Any]],
+    results: list[Json],
     sets: list[Tensor],
     shaped: bool,
 ) -> Row:

@@ -2,10 +2,6 @@
 turn.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,13 +13,13 @@ from gradwire.contract.spec import TensorSpec, chunk_bounds
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.pair import pair
 
-from ..testbed.ranks import Report, in_turn
+from ..testbed.ranks import Json, Report, in_turn
 from .draws import IndexDraws
 from .exchange_rank import TimedExchange, open_engine
 
 DENSE = "dense"
 PAPER = "zen_paper"
-OWN: dict[str, tuple[str, dict[str, Any]]] = {
+OWN: dict[str, tuple[str, Json]] = {
     f"{name}{suffix}": (name, {"formats": formats})
     for name in ("oktopk", "spardl")
     for suffix, formats in (("", "smallest"), ("_paper", "coo"))
@@ -31,7 +27,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
 """The exchanges of their own that make sparse sums, by name, each in its settings and
 its paper's: the name of its file, and its settings.
 """
-TEAMS: dict[str, tuple[str, dict[str, Any]]] = {
+TEAMS: dict[str, tuple[str, Json]] = {
     f"spardl_{teams}_teams": ("spardl", {"teams": teams}) for teams in (2, 4)
 }
 """SparDL in teams, which must divide the hosts. They are measured only if they are
@@ -61,7 +57,7 @@ def exchange_of(name: str, density: float = 0.01) -> Exchange:
     return exchange_for(load("compress", file)(density=density, **settings))
 
 
-def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def measure(settings: Json, report: Report) -> Json:
     """Seconds and bytes of every repeat, and each scheme's imbalance; all means are
     compared.
     """

@@ -1,7 +1,5 @@
 """Figures of several runs as horizontal bars, with a panel for each figure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -7,8 +7,6 @@ that each step selected and the bytes that it sent are counters ("C"), which vie
 draw as curves.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Pictures are embedded and styles are inline, so the file can be mailed; it asks 
 nothing on the network. Needs jinja2, part of the extra ``gradwire[report]``.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ from a disk read nothing else. At the end the page holds the points itself, so i
 mailed. It needs no package and no network.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

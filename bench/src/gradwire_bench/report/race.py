@@ -5,8 +5,6 @@ faint behind them. Every method trains on the same batches, so a mean over steps
 all alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path

@@ -10,9 +10,6 @@ clock, as they are on one machine. ``--control`` and slow start after idle are s
 the network namespaces of the testbed's hosts only.
 """
 
-from __future__ import annotations
-
-import argparse
 import time
 from collections.abc import Sequence
 from itertools import product
@@ -21,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import typer
 
 from gradwire.cli.report.table import Row, plain
 
@@ -90,24 +88,19 @@ def measure(
     return rows
 
 
-def main() -> None:
-    """Measures, and prints two tables on rank 0."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--control", default="reno")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--pause", type=float, default=PAUSE_S, help="in seconds")
-    chosen = parser.parse_args()
+def main(control: str = "reno", repeats: int = 5, pause: float = PAUSE_S) -> None:
+    """Measures, with a pause in seconds, and prints two tables on rank 0."""
     torch.set_num_threads(1)
-    set_own("tcp_congestion_control", chosen.control)
+    set_own("tcp_congestion_control", control)
     dist.init_process_group("gloo")
     for again in (1, 0):
         set_own("tcp_slow_start_after_idle", str(again))
-        rows = measure(CONNECTIONS, SIZES_BYTES, chosen.repeats, chosen.pause)
+        rows = measure(CONNECTIONS, SIZES_BYTES, repeats, pause)
         if dist.get_rank() == 0:
-            title = f"{chosen.control}, tcp_slow_start_after_idle={again}"
+            title = f"{control}, tcp_slow_start_after_idle={again}"
             print(plain(rows, title=title), flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

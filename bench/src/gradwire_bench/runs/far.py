@@ -16,14 +16,12 @@ gradwire testbed run --hosts 4 --rate 10mbit -- \
     --methods none --timeout 60
 """
 
-from __future__ import annotations
-
-import argparse
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 
 import torch
+import typer
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     fp16_compress_hook,
@@ -37,6 +35,7 @@ from gradwire.runtime.handle import Handle
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy
 
+from ..checks import check_names
 from ..training.trainer import under_ddp
 from .turns import TrainedSide, detach, print_rows, seconds_in_turn
 
@@ -108,28 +107,19 @@ def measure(
     ]
 
 
-def main() -> None:
+def main(
+    width: int = 64,
+    layers: int = 1,
+    turns: int = 3,
+    steps: int = 12,
+    timeout: float = TIMEOUT_S,
+    methods: list[str] | None = None,
+) -> None:
     """Measures, and prints a table on rank 0."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    chosen = parser.parse_args()
-    print_rows(
-        partial(
-            measure,
-            chosen.methods,
-            chosen.width,
-            chosen.layers,
-            chosen.turns,
-            chosen.steps,
-            chosen.timeout,
-        )
-    )
+    chosen = methods or METHODS
+    check_names("method", chosen, METHODS)
+    print_rows(partial(measure, chosen, width, layers, turns, steps, timeout))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -8,8 +8,6 @@ The first command measures the model's layers, links and codecs. The second pred
 steps that the run ``far`` measures, with ``--width`` and ``--layers`` as there.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -9,14 +9,12 @@ for each exchange, and the same without an average among hosts (``alone``), whic
 exchange can be faster than.
 """
 
-from __future__ import annotations
-
-import argparse
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import typer
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -85,16 +83,10 @@ def measure(task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
     ]
 
 
-def main() -> None:
-    """Measures as the command line says; rank 0 prints."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--task", default="perceptron")
-    options.add_argument("--turns", type=int, default=5)
-    options.add_argument("--steps", type=int, default=8, help="steps of a turn")
-    chosen = options.parse_args()
-    task = make_task(chosen.task)
-    print_rows(partial(measure, task, chosen.turns, chosen.steps))
+def main(task: str = "perceptron", turns: int = 5, steps: int = 8) -> None:
+    """Measures turns of so many steps; rank 0 prints."""
+    print_rows(partial(measure, make_task(task), turns, steps))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

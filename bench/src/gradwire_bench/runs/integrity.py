@@ -11,9 +11,6 @@ turn and in the same processes. A turn is 64 steps, of which one is checked wher
 64 is, so its mean has the whole cost.
 """
 
-from __future__ import annotations
-
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch.distributed as dist
+import typer
 
 from gradwire.cli.report.table import Row
 from gradwire.collective.ring import ring
@@ -32,6 +30,7 @@ from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.attach import attach
 from gradwire.runtime.settings import FailurePolicy
 from gradwire.runtime.step.integrity import DEFAULT_CHECK_EVERY
+from gradwire_bench.checks import check_names
 from gradwire_bench.runs.turns import detach, print_rows, seconds_in_turn
 from gradwire_bench.schedule.replay import Replay, VirtualDevice
 
@@ -113,17 +112,13 @@ def measure(turns: int, num_steps: int, exchange: str = "ring") -> list[Row]:
     ]
 
 
-def main() -> None:
-    """Measures as the command line says; rank 0 prints."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--turns", type=int, default=3)
-    options.add_argument(
-        "--steps", type=int, default=DEFAULT_CHECK_EVERY, help="steps of a turn"
-    )
-    options.add_argument("--exchange", choices=EXCHANGES, default="ring")
-    chosen = options.parse_args()
-    print_rows(partial(measure, chosen.turns, chosen.steps, chosen.exchange))
+def main(
+    turns: int = 3, steps: int = DEFAULT_CHECK_EVERY, exchange: str = "ring"
+) -> None:
+    """Measures turns of so many steps; rank 0 prints."""
+    check_names("exchange", [exchange], EXCHANGES)
+    print_rows(partial(measure, turns, steps, exchange))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -8,20 +8,16 @@ work of all threads of a rank, and is the figure to trust on a busy machine.
 counts calls of Python's functions, which nothing else on the machine changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 from gradwire.cli.report.table import Row
-from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
-from gradwire.errors import UnknownName
+from gradwire_bench.checks import check_counts, check_names
 from gradwire_bench.figures import spread
 from gradwire_bench.testbed.hosts import Testbed, loopback_hosts
-from gradwire_bench.testbed.ranks import Report, run_ranks
+from gradwire_bench.testbed.ranks import Json, Report, run_ranks
 from gradwire_bench.training.tasks import make_task
 
 from .loopback_rank import DDP, UNDER_DDP
@@ -38,11 +34,8 @@ class LoopbackBench:
     compressors: tuple[str, ...] = ("none",)
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 2), ("turns", 2), ("iterations", 1)):
-            check_whole(name, getattr(self, name), "leave it out", least=least)
-        for name in self.compressors:
-            if name not in names("compress"):
-                raise UnknownName("compressor", name, names("compress"))
+        check_counts(self, ranks=2, turns=2, iterations=1)
+        check_names("compressor", self.compressors, names("compress"))
         make_task(self.task)
 
     @property
@@ -73,7 +66,7 @@ def run(bench: LoopbackBench, report: Report) -> list[Row]:
     ]
 
 
-def _turns_s(ranks: Sequence[dict[str, Any]]) -> list[list[float]]:
+def _turns_s(ranks: Sequence[Json]) -> list[list[float]]:
     """The seconds of each turn's steps on the slowest rank."""
     turns = zip(*(rank["seconds"] for rank in ranks), strict=True)
     return [[max(step) for step in zip(*turn, strict=True)] for turn in turns]
@@ -83,7 +76,7 @@ def _row(
     bench: LoopbackBench,
     name: str,
     base: Sequence[float],
-    ranks: Sequence[dict[str, Any]],
+    ranks: Sequence[Json],
 ) -> Row:
     turns = _turns_s(ranks)
     speedups = [step_s / median(turn) for step_s, turn in zip(base, turns, strict=True)]

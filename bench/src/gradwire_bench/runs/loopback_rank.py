@@ -1,13 +1,11 @@
 """A rank of ``bench loopback``: it trains one model by DDP and by gradwire, in turn."""
 
-from __future__ import annotations
-
 import itertools
 import resource
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.contract.registry import load
 from gradwire.runtime.attach import attach
 from gradwire_bench.runs.turns import detach, losses_of
-from gradwire_bench.testbed.ranks import Report
+from gradwire_bench.testbed.ranks import Json, Report
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
@@ -105,7 +103,7 @@ def _num_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
-def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def measure(settings: Json, report: Report) -> Json:
     """This rank's turns of each row, by the fields of ``_Turn``, and its ``calls``."""
     torch.set_num_threads(1)
     task = make_task(settings["task"])
@@ -113,9 +111,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     sides = {
         name: _Side(name, task, settings["iterations"]) for name in settings["rows"]
     }
-    figures: dict[str, Any] = {
-        name: {part: [] for part in _Turn._fields} for name in sides
-    }
+    figures: Json = {name: {part: [] for part in _Turn._fields} for name in sides}
     for turn in range(turns):
         for place, (name, side) in enumerate(sides.items()):
             report((turn + place / len(sides)) / turns, name)

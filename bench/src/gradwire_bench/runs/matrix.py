@@ -9,8 +9,6 @@ another, than a native run where nothing is lost, or than a run that was not
 interrupted; a foreign error; a program that never ends.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import multiprocessing

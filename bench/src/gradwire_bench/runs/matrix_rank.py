@@ -5,8 +5,6 @@ The exchange that the program names is replaced by the cell's, where ``gw.attach
 every integration pass by.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -4,8 +4,6 @@ The table of ``gradwire.runtime.pairs`` says which are refused, and by what word
 other pairs of ``ALL`` go together, which ``SHOWN`` shows.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 from gradwire.runtime.pairs import CAUTIONS, REFUSED, Feature, RefusedPair

@@ -5,9 +5,6 @@ gradwire testbed run --hosts 8 --rate 1gbit -- python -m gradwire_bench.runs.row
 Rank 0 prints the seconds of a gather of ``--bytes`` from each rank.
 """
 
-from __future__ import annotations
-
-import argparse
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +12,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+import typer
 
 from gradwire.cli.report.table import Row
 from gradwire.contract.verbs import AllGather
@@ -68,9 +66,10 @@ def measure(num_bytes: int, turns: int) -> list[Row]:
     ]
 
 
+def main(bytes: int = 64, turns: int = 9) -> None:
+    """Measures gathers of so many bytes; rank 0 prints."""
+    print_rows(partial(measure, bytes, turns))
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bytes", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=9)
-    given = parser.parse_args()
-    print_rows(partial(measure, given.bytes, given.turns))
+    typer.run(main)

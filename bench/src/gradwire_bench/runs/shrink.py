@@ -11,9 +11,6 @@ counts as lost. Another process on the last host then comes in. Its seconds from
 in which it gets the model and the optimizer's state.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import os
 import time
@@ -22,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import typer
 from torch._C._distributed_c10d import TCPStore
 
 from gradwire.cli.report.table import Row, plain
@@ -133,28 +131,24 @@ def _lose_one(side: Side) -> float:
     return float(ended)
 
 
-def main() -> None:
-    """Measures as the command line says; rank 0 prints."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--task", default="perceptron")
-    options.add_argument("--compressor", default="topk")
-    options.add_argument("--turns", type=int, default=5)
-    options.add_argument("--steps", type=int, default=8, help="steps of a turn")
-    chosen = options.parse_args()
+def main(
+    task: str = "perceptron", compressor: str = "topk", turns: int = 5, steps: int = 8
+) -> None:
+    """Measures turns of so many steps; rank 0 prints."""
     torch.set_num_threads(1)
-    task = make_task(chosen.task)
+    made = make_task(task)
     is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
     # the rank that is lost is a process below this one
     if is_last and (lost := os.fork()):
         os.waitpid(lost, 0)
-        come_in(chosen.compressor, task)
+        come_in(compressor, made)
         leave(0)
     dist.init_process_group("gloo")
-    rows = measure(chosen.compressor, task, chosen.turns, chosen.steps)
+    rows = measure(compressor, made, turns, steps)
     if dist.get_rank() == 0:
         print(plain(rows), flush=True)
     leave(0)  # the group of all ranks waits for the lost one where it is destroyed
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,7 +1,5 @@
 """Sides of a comparison, timed in turn on all ranks of the default group."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass

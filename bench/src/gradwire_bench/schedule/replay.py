@@ -13,8 +13,6 @@ after it by nothing. The device stands idle only where a host that had to wait f
 gradients came later than its last layer ended.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

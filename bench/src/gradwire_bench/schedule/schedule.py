@@ -15,30 +15,28 @@ are printed with the rows:
   either side of the paper's figure. ``alpha_s`` and ``compute_s`` are in the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_rate
-from gradwire.errors import UnknownName, invalid
+from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.planning.inputs import load_or_read
 
+from ..checks import check_counts, check_names
 from ..figures import spread
 from ..report import timeline
 from ..testbed.hosts import Testbed, shaped_hosts
-from ..testbed.ranks import Report, run_ranks
+from ..testbed.ranks import Json, Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea
 from .replay import scaled_profile
 
@@ -88,8 +86,7 @@ class ScheduleBench:
 
     def __post_init__(self) -> None:
         check_whole("hosts", self.hosts, "a single host sends nothing", least=2)
-        for name in ("ranks_per_host", "turns", "iterations", "trials"):
-            check_whole(name, getattr(self, name), "leave it out")
+        check_counts(self, ranks_per_host=1, turns=1, iterations=1, trials=1)
         for name in ("scale", "slowdown"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise invalid(
@@ -99,9 +96,7 @@ class ScheduleBench:
             given = getattr(self, what)
             if not given or len(set(given)) < len(given):
                 raise invalid(what, given, "one or more, each once", "leave it out")
-        for planner in self.planners:
-            if planner not in names("planner"):
-                raise UnknownName("planner", planner, names("planner"))
+        check_names("planner", self.planners, names("planner"))
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -134,7 +129,7 @@ class ScheduleBench:
             wide_area=scaled,
         )
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Json]:
         """The rows of the table: each is a name, a planner, its settings, and whether
         to tune.
         """
@@ -185,7 +180,7 @@ def _add(
     outcome: ScheduleResult,
     bench: ScheduleBench,
     profile: Profile,
-    results: list[dict[str, Any]],
+    results: list[Json],
 ) -> None:
     """Adds the rows and traces of one profile; ``results`` are those of all ranks."""
     cluster = Cluster.parse(results[0]["cluster"])
@@ -232,7 +227,7 @@ def _add(
     outcome.simulated[profile.model] = simulated
 
 
-def _seconds(ranks: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _seconds(ranks: Sequence[Json]) -> dict[str, float]:
     """The median iteration and its spread; the rank that ends last counts.
 
     An iteration begins where the one before it ended, on the last rank: so a rank that

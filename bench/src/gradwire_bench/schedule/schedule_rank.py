@@ -5,8 +5,6 @@ figures and hands the plans out. Planners then take turns of a few iterations ea
 that all of them see the same moods of the machine.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import time
@@ -41,7 +39,7 @@ from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire_lab.planning.tune import tune
 
 from ..testbed.counters import own_counters
-from ..testbed.ranks import Report, part_of
+from ..testbed.ranks import Json, Report, part_of
 from .replay import Memory, Replay, VirtualDevice, scaled_profile
 from .sharing import keep_queues_short, share_cores
 
@@ -71,10 +69,12 @@ class ReplayRun:
     """Cores that this rank kept busy, a figure a turn."""
     num_batches: float = 0.0
     """Batches of an iteration that a coordinator had this rank send."""
+    told_bytes: float = 0.0
+    """Bytes of reports and plans that this rank sent in an iteration."""
     trace: Trace = field(default_factory=Trace)
 
 
-def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def measure(settings: Json, report: Report) -> Json:
     """This rank's figures by model: the cluster, and plan, times, bytes and trace of
     each row.
     """
@@ -90,9 +90,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     return figures
 
 
-def _measure_one(
-    profile: Profile, settings: dict[str, Any], report: Report
-) -> dict[str, Any]:
+def _measure_one(profile: Profile, settings: Json, report: Report) -> Json:
     report(0.0, "measuring the links")
     cluster = _measured_cluster(
         settings["rate_bytes_per_s"], compressors_of(settings["rows"])
@@ -118,7 +116,7 @@ def _measure_one(
     }
 
 
-def compressors_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+def compressors_of(rows: Sequence[Json]) -> list[str]:
     """The compressors, by name, that planners of these rows let gradients go
     through.
     """
@@ -164,7 +162,7 @@ def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cl
 
 
 def _agreed_plans(
-    profile: Profile, cluster: Cluster, settings: dict[str, Any]
+    profile: Profile, cluster: Cluster, settings: Json
 ) -> dict[str, Plan]:
     """Every row's plan for the scaled profile, made on rank 0."""
     made = {}
@@ -177,9 +175,7 @@ def _agreed_plans(
     return {name: Plan.parse(text) for name, text in texts.items()}
 
 
-def make_plan(
-    profile: Profile, cluster: Cluster, row: dict[str, Any], settings: dict[str, Any]
-) -> Plan:
+def make_plan(profile: Profile, cluster: Cluster, row: Json, settings: Json) -> Plan:
     """The plan of one row for the scaled profile; sizes in ``row`` mean the profile at
     full size.
 
@@ -224,7 +220,7 @@ def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
     def full_line(line: LineFit) -> LineFit:
         return stretched(line.times(1 / slowdown), scale)
 
-    def full(level: Cluster | Host, **lines: dict[VerbName, LineFit]) -> dict[str, Any]:
+    def full(level: Cluster | Host, **lines: dict[VerbName, LineFit]) -> Json:
         rate = level.rate_bytes_per_s * scale * slowdown
         every = {}
         for name, own in lines.items():
@@ -240,7 +236,7 @@ def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
     return cluster.model_copy(update={**figures, "host": host})
 
 
-def _defaults(planner: Any) -> dict[str, Any]:
+def _defaults(planner: Any) -> Json:
     parameters = inspect.signature(planner).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -329,7 +325,9 @@ def _take_turn(run: ReplayRun, iterations: int) -> None:
     run.iterations += list(itertools.pairwise(ends_s))[WARM_UP:]
     run.sent_bytes.append(sent_bytes / (WARM_UP + iterations))
     if (slots := synchroniser_of(run.handle).engine.slots) is not None:
-        run.num_batches = slots.num_batches / (len(run.sent_bytes) * len(ends_s[1:]))
+        num_iterations = len(run.sent_bytes) * (WARM_UP + iterations)
+        run.num_batches = slots.num_batches / num_iterations
+        run.told_bytes = slots.told_bytes / num_iterations
     run.trace = _trace(run, *run.iterations[-1])
 
 

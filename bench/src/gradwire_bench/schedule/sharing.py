@@ -7,8 +7,6 @@ hop of a short one then waits: so many lanes delay each other in a way that host
 fair queues do not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -6,8 +6,6 @@ in its environment, which children inherit; where that process is no more, nobod
 for them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whether shaped hosts have the round trip and the rate that were asked for."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A process of its own (`_forward.py`, `forwarder.cpp`) reads what hosts send, kee
 packet for the delay, and lets it in at the receiver's rate.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -2,8 +2,6 @@
 loopback.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -6,8 +6,6 @@ that ending it also ends what it started, and Ctrl-C reaches the launcher first,
 then ends all ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,15 +1,11 @@
 """Shaped hosts, as ``gradwire profile`` asks for them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from gradwire.measure.group import Report
 from gradwire.measure.links import measure_group_links
 from gradwire.planning.data.cluster import Cluster
 
 from .hosts import Testbed, open_hosts
-from .ranks import run_ranks
+from .ranks import Json, run_ranks
 from .wide_area import NEAR, WideArea, read_wide_area
 
 __all__ = ["measure", "measured_cluster", "read_wide_area"]
@@ -37,7 +33,7 @@ def measured_cluster(
     return Cluster.parse(found[0]["cluster"])
 
 
-def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def measure(settings: Json, report: Report) -> Json:
     """The program of each rank: the cluster, as its file's text.
 
     ``settings`` are those of ``measure_group_links``.

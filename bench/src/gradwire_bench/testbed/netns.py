@@ -14,8 +14,6 @@ Far hosts have no bridge. Their eth0 are TAP devices, whose frames a forwarder k
 the delay; it also is host i's downlink.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

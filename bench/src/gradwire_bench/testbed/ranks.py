@@ -5,8 +5,6 @@ beside what it measures; settings and results are plain JSON. Ranks meet by
 torch.distributed over the hosts' links; files carry the results.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -30,16 +28,18 @@ from .launch import launch
 from .relay import RELAY, own_counters, relayed_group
 
 _POLL_S = 0.2
+Json = dict[str, Any]
+"""Plain values by name: settings of a program, and its results."""
 
 
 def run_ranks(
     hosts: Hosts,
     program: str,
-    settings: dict[str, Any],
+    settings: Json,
     *,
     report: Report,
     timeout_s: float = 3600.0,
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Runs the module ``program``, such as ``gradwire_bench.demo.demo_rank``, on all
     hosts.
 
@@ -122,12 +122,12 @@ def in_turn(
     repeats: int,
     report: Report,
     prepare: Callable[[str], object],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Json]:
     """Seconds and sent bytes of each repeat by side, after a turn that warms up.
 
     ``prepare`` is called with a side's name before each of its calls.
     """
-    figures: dict[str, dict[str, Any]] = {
+    figures: dict[str, Json] = {
         name: {"seconds": [], "sent_bytes": []} for name in sides
     }
     for turn in range(repeats + 1):

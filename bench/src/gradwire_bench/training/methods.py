@@ -5,8 +5,6 @@ A recipe is a line in ``RECIPES``. It may change the task's optimizer, where the
 exchange does a part of the optimizer's work.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +20,11 @@ from gradwire.contract.registry import names
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import algorithm_by_name, exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.momentum import with_momentum_correction
 from gradwire.exchange.pair import pair
-from gradwire.exchange.warmup import with_density_warmup, with_warmup
+from gradwire.exchange.warmup import with_warmup
 from gradwire_lab.exchange.adapt import adapt
+from gradwire_lab.exchange.density_warmup import with_density_warmup
+from gradwire_lab.exchange.momentum import with_momentum_correction
 
 from ..workloads.task import TrainingTask
 from ..workloads.train import without_momentum

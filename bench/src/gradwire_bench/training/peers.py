@@ -7,10 +7,8 @@ bloc97/DeMo (which needs einops), ``powersgd`` of epfml/powersgd, ``grace_dl`` o
 sands-lab/grace, ``dion`` of microsoft/dion, DEFT's ``gradient_reducers`` of kljp/deft.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
@@ -91,14 +89,18 @@ def _powersgd(made: Trainer, powersgd: Any, period: int) -> Trainer:
     errors = [torch.zeros_like(param) for param in params]
 
     def average() -> None:
-        grads = [param.grad for param in params if param.grad is not None]
-        assert len(grads) == len(params), "a parameter was not used"
-        torch._foreach_add_(errors, grads)
+        torch._foreach_add_(errors, _grads(params))
         means = aggregator.aggregate(errors)  # it leaves what it lost in its argument
         for param, mean in zip(params, means, strict=True):
             param.grad = mean
 
     return replace(made, after_backward=average)
+
+
+def _grads(params: Sequence[nn.Parameter]) -> list[Tensor]:
+    grads = [param.grad for param in params if param.grad is not None]
+    assert len(grads) == len(params), "a parameter was not used"
+    return grads
 
 
 def _grace_topk(made: Trainer, helper: Any, period: int) -> Trainer:
@@ -136,10 +138,9 @@ def _deft(made: Trainer, reducers: Any, period: int) -> Trainer:
     memories = [torch.zeros_like(param) for param in params]
 
     def average() -> None:
-        grads = [param.grad for param in params if param.grad is not None]
-        assert len(grads) == len(params), "a parameter was not used"
+        grads = _grads(params)
         torch._foreach_add_(grads, memories)
-        means: list[Tensor] = list(grads)
+        means = list(grads)
         with redirect_stdout(sys.stderr):  # it prints figures
             reducer.reduce(grads, means, memories)
         for param, mean in zip(params, means, strict=True):

@@ -4,10 +4,8 @@ Every task trains by AdamW or by SGD with momentum, at a rate that suits uncompr
 training. All are scored by the loss on examples that are never trained on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -86,20 +84,18 @@ def _sgd(parameters: Iterable[nn.Parameter], rate: float) -> torch.optim.Optimiz
     return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
 
 
-def _text(seed: int, batch: int = 2) -> _Made:
+def _text(seed: int) -> _Made:
     """Every byte from those before it."""
-    draw, held_out = _windows(seed, batch, _every_next)
-    return _Made(
-        description=f"byte-level transformer on {_TOPICS}, "
-        f"{batch} x {CONTEXT} bytes a rank",
-        make_model=lambda: CausalLM(CONTEXT),
-        batch=draw,
-        held_out=held_out,
-        rates={"adamw": 1e-3, "sgd": 0.03},
+    return _of_text(
+        seed,
+        2,
+        "byte-level transformer on",
+        lambda: CausalLM(CONTEXT),
+        {"adamw": 1e-3, "sgd": 0.03},
     )
 
 
-def _perceptron(seed: int, batch: int = 32) -> _Made:
+def _perceptron(seed: int) -> _Made:
     """The byte behind ``CONTEXT`` others, by a perceptron of 5.1 M parameters.
 
     A step computes little for the bytes it sends, which is what slow links are worst
@@ -117,42 +113,29 @@ def _perceptron(seed: int, batch: int = 32) -> _Made:
             nn.Linear(1280, 256),
         )
 
-    draw, held_out = _windows(
-        seed, batch, lambda window: (window[:, :-1], window[:, -1])
-    )
-    return _Made(
-        description=f"perceptron on {_TOPICS}, {batch} x {CONTEXT} bytes a rank",
-        make_model=make_model,
-        batch=draw,
-        held_out=held_out,
-        rates={"adamw": 1e-3, "sgd": 0.05},
+    return _of_text(
+        seed,
+        32,
+        "perceptron on",
+        make_model,
+        {"adamw": 1e-3, "sgd": 0.05},
+        split=lambda window: (window[:, :-1], window[:, -1]),
     )
 
 
-def _gpt(seed: int, batch: int = 4) -> _Made:
+def _gpt(seed: int) -> _Made:
     """A GPT of 0.12 M parameters, as nanoGPT trains it: clipped norms."""
-    draw, held_out = _windows(seed, batch, _every_next, num_held_out=64)
-    return _Made(
-        description=f"GPT over bytes of {_TOPICS}, {batch} x {CONTEXT} bytes a rank",
-        make_model=lambda: GPT(CONTEXT),
-        batch=draw,
-        held_out=held_out,
-        rates={"adamw": 2e-3, "sgd": 0.1},
-        max_norm=1.0,
-    )
+    rates = {"adamw": 2e-3, "sgd": 0.1}
+    made = _of_text(seed, 4, "GPT over bytes of", lambda: GPT(CONTEXT), rates, 64)
+    return replace(made, max_norm=1.0)
 
 
-def _lstm(seed: int, batch: int = 4) -> _Made:
+def _lstm(seed: int) -> _Made:
     """An LSTM of 0.15 M parameters over bytes."""
-    draw, held_out = _windows(seed, batch, _every_next, num_held_out=64)
-    return _Made(
-        description=f"LSTM over bytes of {_TOPICS}, {batch} x {CONTEXT} bytes a rank",
-        make_model=lambda: LSTMLM(vocabulary=256, embedding=64, hidden=128),
-        batch=draw,
-        held_out=held_out,
-        rates={"adamw": 1e-2, "sgd": 2.0},
-        max_norm=1.0,
-    )
+    make_model = partial(LSTMLM, vocabulary=256, embedding=64, hidden=128)
+    rates = {"adamw": 1e-2, "sgd": 2.0}
+    made = _of_text(seed, 4, "LSTM over bytes of", make_model, rates, 64)
+    return replace(made, max_norm=1.0)
 
 
 def _convnet(seed: int, batch: int = 16) -> _Made:
@@ -209,10 +192,16 @@ def _every_next(window_BT: Tensor) -> Batch:
     return window_BT[:, :-1], window_BT[:, 1:]
 
 
-def _windows(
-    seed: int, batch: int, split: Callable[[Tensor], Batch], num_held_out: int = 32
-) -> tuple[Callable[[int, int, int], Batch], Batch]:
-    """Draws of ``CONTEXT`` bytes and one more, and some of them that are held out.
+def _of_text(
+    seed: int,
+    batch: int,
+    what: str,
+    make_model: Callable[[], nn.Module],
+    rates: dict[str, float],
+    num_held_out: int = 32,
+    split: Callable[[Tensor], Batch] = _every_next,
+) -> _Made:
+    """A task on draws of ``CONTEXT`` bytes and one more, of which some are held out.
 
     They come from Python's own documentation topics: 0.7 MB that every Python has.
     """
@@ -230,8 +219,13 @@ def _windows(
         )
 
     random = torch.Generator().manual_seed(-1)
-    return draw, take(
-        torch.randint(held_out_from, last, (num_held_out,), generator=random)
+    starts_B = torch.randint(held_out_from, last, (num_held_out,), generator=random)
+    return _Made(
+        description=f"{what} {_TOPICS}, {batch} x {CONTEXT} bytes a rank",
+        make_model=make_model,
+        batch=draw,
+        held_out=take(starts_B),
+        rates=rates,
     )
 
 

@@ -2,18 +2,18 @@
 parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from gradwire.runtime.handle import Handle
 
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
@@ -47,6 +47,26 @@ def under_powersgd(model: nn.Module, first: int, rank: int) -> DistributedDataPa
         process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=first
     )
     return under_ddp(model, powerSGD_hook.powerSGD_hook, state, bucket_cap_mb=1e6)
+
+
+@dataclass
+class TurnRun:
+    """A model that takes turns with others, and how many steps it has taken."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    handle: Handle | None
+    step: int = 0
+
+    def train_step(self, task: TrainingTask) -> Tensor:
+        """Takes a step on this rank's batch; returns its loss."""
+        batch = task.batch(self.step, dist.get_rank(), dist.get_world_size())
+        self.optimizer.zero_grad()
+        loss = task.loss(self.model, *batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.step += 1
+        return loss
 
 
 @dataclass

@@ -5,8 +5,6 @@ Whatever is not an exchange beneath an optimizer is a line in ``OTHERS``: a func
 that starts it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,12 +21,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
 from gradwire.compress.none import none
-from gradwire.compress.sparseloco import sparseloco
 from gradwire.contract import Compressor
 from gradwire.contract.registry import load
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.runtime.attach import attach
 from gradwire.runtime.local_steps import recipes
+from gradwire_lab.compress.sparseloco import sparseloco
 
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule

@@ -6,18 +6,16 @@ measured. Learning rates go up and then down by half a cosine. Messages are thos
 ``attach`` makes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
 from statistics import mean
 
 from gradwire.cli.report.table import Row
-from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import names
 from gradwire.errors import invalid
 
+from ..checks import check_counts
 from ..testbed.ranks import Report, part_of
 from ..workloads.train import History, train
 from .methods import DENSE, method
@@ -43,13 +41,7 @@ class TrainBench:
     trained: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("ranks", 2),
-            ("steps", 10),
-            ("seeds", 1),
-            ("learning_rates", 1),
-        ):
-            check_whole(name, getattr(self, name), "leave it out", least=least)
+        check_counts(self, ranks=2, steps=10, seeds=1, learning_rates=1)
         if not self.learning_rates % 2:
             raise invalid(
                 "learning_rates", self.learning_rates, "an odd number", "write 3"

@@ -5,8 +5,6 @@ Each rank is a process on a host of its own. A row says when a method reached th
 that DistributedDataParallel has at a given step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +24,7 @@ from gradwire.errors import invalid
 from ..report import curves
 from ..report.live import LivePage
 from ..testbed.hosts import Testbed, loopback_hosts, open_hosts, relayed_hosts
-from ..testbed.ranks import Report, run_ranks
+from ..testbed.ranks import Json, Report, run_ranks
 from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
 from .peers import PEERS, is_there
 from .tasks import make_task
@@ -188,7 +186,7 @@ def _settings(
     optimizer: str,
     seed: int,
     entrants: Sequence[Entrant],
-) -> dict[str, Any]:
+) -> Json:
     return {
         "task": task,
         "optimizer": optimizer,

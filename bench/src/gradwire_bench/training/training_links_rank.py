@@ -5,24 +5,21 @@ Methods take turns of a few steps each, so that all of them see the same moods o
 machine. The clock stands still, and no byte is counted, while models are scored.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..report.live import write_points
-from ..testbed.ranks import Report, counted
+from ..testbed.ranks import Json, Report, counted
 from .tasks import make_task
 from .trainer import Trainer
 from .trainers import start
 
 
-def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, float]]]:
+def measure(settings: Json, report: Report) -> list[list[dict[str, float]]]:
     """The points of each of ``settings["entrants"]``: pairs of a method and a factor of
     the rate.
 
@@ -50,7 +47,7 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
     return points
 
 
-def _started(settings: dict[str, Any], name: str, factor: float) -> Trainer:
+def _started(settings: Json, name: str, factor: float) -> Trainer:
     task = make_task(
         settings["task"],
         settings["optimizer"],

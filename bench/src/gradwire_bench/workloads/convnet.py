@@ -1,7 +1,5 @@
 """A small convolutional network: what trains to its end in a minute on one core."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 

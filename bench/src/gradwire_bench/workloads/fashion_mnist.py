@@ -5,8 +5,6 @@ Source: Xiao, Rasul and Vollgraf 2017, under the MIT licence; the idx format of
     files.
 """
 
-from __future__ import annotations
-
 import gzip
 from functools import cache
 from pathlib import Path

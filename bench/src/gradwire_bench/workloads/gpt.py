@@ -10,8 +10,6 @@ Differences: no dropout, so that a step is a function of its batch.
 Letters: B windows, T tokens of each, D width, H heads, V vocabulary.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional
 

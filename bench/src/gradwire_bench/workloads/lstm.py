@@ -6,8 +6,6 @@ Differences: no dropout, so that a step is a function of its batch; hidden state
     at zero in every window, so that replicas hold nothing but parameters.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 

@@ -5,8 +5,6 @@ model tells all of them apart, and neighbouring pixels are alike, so that a conv
 pays.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

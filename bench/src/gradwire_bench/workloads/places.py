@@ -5,8 +5,6 @@ Source: XDG Base Directory Specification 0.8, for the variables and what stands 
 unset ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """TrainingTask: a model, the batches it learns from and the score it is judged by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

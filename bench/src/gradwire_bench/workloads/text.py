@@ -3,8 +3,6 @@
 Python's licence allows reading what it installed; nothing of it is shipped here.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import resources
 

@@ -11,8 +11,6 @@ Differences: a model's buffers, such as the running means of batch norm, see the
 of all ranks one after another, where DistributedDataParallel spreads those of rank 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import cos, pi, sqrt

@@ -2,8 +2,6 @@
 layers.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

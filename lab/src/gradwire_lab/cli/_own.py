@@ -2,8 +2,6 @@
 settings.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys
@@ -13,11 +11,23 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from gradwire.errors import InvalidSetting, UnknownName, invalid
 
+from ..planning.inputs import option
+
 TEXT = ".compll"
+ProgramSettings = Annotated[
+    list[str] | None, option("A setting of it, as bitwidth=2.", "--set")
+]
+PromisedTraits = Annotated[
+    list[str] | None,
+    option("What a .compll promises: unbiased, nonexpansive, sparse, ...", "--trait"),
+]
+More = Annotated[
+    list[Path] | None, option("A further text of the same program.", "--with")
+]
 
 
 def module_of(path: Path) -> ModuleType:

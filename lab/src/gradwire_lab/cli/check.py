@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.cli.report.table import Row
 
 from ..planning.inputs import read_settings
-from ._own import subjects_of
+from ._own import More, ProgramSettings, PromisedTraits, subjects_of
 
 if TYPE_CHECKING:
     from gradwire.dsl.program import Program
@@ -37,20 +36,9 @@ def check(
             help="A Python file, one name of it, a .compll, a shipped name.",
         ),
     ],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of it, as bitwidth=2.")
-    ] = None,
-    trait: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--trait",
-            help="What a .compll promises: unbiased, nonexpansive, sparse, ...",
-        ),
-    ] = None,
-    more: Annotated[
-        list[Path] | None,
-        typer.Option("--with", help="A further text of the same .compll."),
-    ] = None,
+    settings: ProgramSettings = None,
+    trait: PromisedTraits = None,
+    more: More = None,
     as_json: AsJson = False,
 ) -> None:
     """Hold an algorithm of your own to the laws: which law broke, on which input, what

@@ -1,7 +1,5 @@
 """Show and time compressors written in CompLL's language, shipped ones and your own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -13,8 +11,17 @@ from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.errors import invalid
 
-from ..planning.inputs import read_settings
-from ._own import TEXT, check_no_text, made_with, module_of, program_of_text
+from ..planning.inputs import option, read_settings
+from ._own import (
+    TEXT,
+    More,
+    ProgramSettings,
+    PromisedTraits,
+    check_no_text,
+    made_with,
+    module_of,
+    program_of_text,
+)
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -23,20 +30,6 @@ CHECKED_NUMEL = 25_000_000
 Name = Annotated[
     str, typer.Argument(help="A compressor (gradwire list compress), or a file.")
 ]
-ProgramSettings = Annotated[
-    list[str] | None, typer.Option("--set", help="A setting of it, as bitwidth=2.")
-]
-PromisedTraits = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--trait", help="What a .compll promises: unbiased, nonexpansive, sparse, ..."
-    ),
-]
-More = Annotated[
-    list[Path] | None,
-    typer.Option("--with", help="A further text of the same program."),
-]
-AsJson = AsJson
 
 
 class Target(StrEnum):
@@ -57,7 +50,7 @@ def compll() -> None:
 @app.command()
 def show(
     name: Name,
-    target: Annotated[Target, typer.Option(help="In which form.")] = Target.cpp,
+    target: Annotated[Target, option("In which form.")] = Target.cpp,
     settings: ProgramSettings = None,
     trait: PromisedTraits = None,
     more: More = None,
@@ -85,13 +78,9 @@ def bench(
     settings: ProgramSettings = None,
     trait: PromisedTraits = None,
     more: More = None,
-    numel: Annotated[
-        int, typer.Option(help="Elements of the float32 gradient.")
-    ] = CHECKED_NUMEL,
-    threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
-    rounds: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 15,
+    numel: Annotated[int, option("Elements of the float32 gradient.")] = CHECKED_NUMEL,
+    threads: Annotated[int, option("OpenMP threads of both sides.")] = 2,
+    rounds: Annotated[int, option("Turns that are measured, after one more.")] = 15,
     as_json: AsJson = False,
 ) -> None:
     """Time a program's encode, decode and merge against a copy, both in one run, in

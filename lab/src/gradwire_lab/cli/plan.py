@@ -2,8 +2,6 @@
 plan.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +25,7 @@ from ..planning.inputs import (
     RANKS,
     RATE,
     load_or_read,
+    option,
     read_cluster,
     read_settings,
     read_speeds,
@@ -39,42 +38,34 @@ app = typer.Typer()
 @app.command()
 def plan(
     model: Annotated[
-        str | None, typer.Option(help="A model of the catalogue, or a profile's file.")
+        str | None, option("A model of the catalogue, or a profile's file.")
     ] = None,
     planner: Annotated[
-        str | None, typer.Option(help="Who plans (gradwire list planner), else usbyte.")
+        str | None, option("Who plans (gradwire list planner), else usbyte.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="A setting of the planner, as basic_partition_bytes=4MiB."
-        ),
+        option("A setting of the planner, as basic_partition_bytes=4MiB.", "--set"),
     ] = None,
-    tune: Annotated[bool, typer.Option(help="Search the settings not given.")] = False,
-    show: Annotated[Path | None, typer.Option(help="Read this plan instead.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
-    ranks: Annotated[
-        int | None, typer.Option(help=f"Number of ranks, else {RANKS}.")
-    ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help=f"Rate of each link, else {RATE}.")
-    ] = None,
+    tune: Annotated[bool, option("Search the settings not given.")] = False,
+    show: Annotated[Path | None, option("Read this plan instead.")] = None,
+    cluster: Annotated[Path | None, option("A cluster's file.")] = None,
+    ranks: Annotated[int | None, option(f"Number of ranks, else {RANKS}.")] = None,
+    rate: Annotated[str | None, option(f"Rate of each link, else {RATE}.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(help="Milliseconds that a packet takes one way between hosts."),
+        option("Milliseconds that a packet takes one way between hosts."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the plan (JSON) here.")
-    ] = None,
+    out: Annotated[Path | None, option("Write the plan (JSON) here.")] = None,
     why: Annotated[
-        bool, typer.Option("--explain", help="Say why, and what else there is.")
+        bool, option("Say why, and what else there is.", "--explain")
     ] = False,
     local: Annotated[
-        bool, typer.Option(help="Propose settings of gw.local_steps instead.")
+        bool, option("Propose settings of gw.local_steps instead.")
     ] = False,
     speeds: Annotated[
         str | None,
-        typer.Option(help="With --local: each rank's speed, as 1,1,0.25; else all 1."),
+        option("With --local: each rank's speed, as 1,1,0.25; else all 1."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

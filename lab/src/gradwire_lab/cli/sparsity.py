@@ -1,7 +1,5 @@
 """Measure where a model's gradients are zero, and add that to its profile."""
 
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +13,7 @@ from gradwire.errors import InvalidSetting, invalid
 from gradwire.measure.group import launched_group
 from gradwire.planning.data.profile import Profile
 
-from ..planning.inputs import read_settings
+from ..planning.inputs import option, read_settings
 from ..planning.zeros import NUM_GRADIENTS, measure_group_sparsity, sparsity_rows
 
 app = typer.Typer()
@@ -28,20 +26,18 @@ def sparsity(
     ],
     profile: Annotated[
         Path,
-        typer.Option(
-            help="The model's profile, by gradwire profile; it is written anew."
-        ),
+        option("The model's profile, by gradwire profile; it is written anew."),
     ] = Path("profile/profile.json"),
     batches: Annotated[
         int | None,
-        typer.Option(help=f"Batches, each as a rank's; else {NUM_GRADIENTS}."),
+        option(f"Batches, each as a rank's; else {NUM_GRADIENTS}."),
     ] = None,
     sparsifier: Annotated[
-        str | None, typer.Option(help="Measure what this compressor takes, as dgc.")
+        str | None, option("Measure what this compressor takes, as dgc.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of it, as density=0.05."),
+        option("A setting of it, as density=0.05.", "--set"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -15,8 +15,6 @@ State: the codec's.
 Contributed: the encoded gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

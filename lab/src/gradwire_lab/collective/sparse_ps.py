@@ -10,8 +10,6 @@ State: the codec's.
 Contributed: the encoded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -16,8 +16,6 @@ State: the codec's.
 Contributed: the encoded gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

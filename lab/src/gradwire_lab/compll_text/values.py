@@ -5,8 +5,6 @@ Numbers that are known (settings and literals) stay plain Python numbers; everyt
 else is a Scalar or a Vector of the language, whose own operators these are.
 """
 
-from __future__ import annotations
-
 import inspect
 import operator
 from collections.abc import Callable, Sequence

@@ -11,8 +11,6 @@ columns of a chunk. A coefficient's place counts chunk after chunk, and row afte
 each.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

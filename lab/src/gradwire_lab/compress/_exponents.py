@@ -15,8 +15,6 @@ A code is the place of an exponent among the most frequent, or 2**b - 1 for any 
 exponent. The b is the one that makes the block shortest, the smallest of several.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Legend: N elements, K listed elements, R runs of a list.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ papers do.
 Legend: K elements that are listed, L of the range that they are of.
 """
 
-from __future__ import annotations
-
 from gradwire.errors import invalid
 from gradwire.kernels.sparse.choose import LISTS, Formats
 from gradwire.kernels.sparse.formats.coo import coo

@@ -1,7 +1,5 @@
 """Whole numbers below a bound that both ends know, in 1 to 4 whole bytes each."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

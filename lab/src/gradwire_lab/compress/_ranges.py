@@ -3,8 +3,6 @@
 Legend: N elements, K selected elements, L ranges.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Legend: N elements, K selected elements. c = grad + residual, and elements rank,
 ``kernels.select``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -18,8 +18,6 @@ Differences from algorithm 1:
 Legend: N elements, L layers, K elements of the support, W ranks.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,8 +41,8 @@ from gradwire.contract.compressor import Residual
 from gradwire.contract.spec import clear_not_finite, working_dtype
 from gradwire.contract.verbs import AllReduce, Steps
 from gradwire.kernels import select
-from gradwire.kernels.magnitudes import range_norms
 
+from ..kernels.magnitudes import range_norms
 from ._gather import take
 
 

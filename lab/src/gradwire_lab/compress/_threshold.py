@@ -6,8 +6,6 @@ A file of that family says which threshold and is ``Reaching`` (one that is give
 Letters as in ``_coo``.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

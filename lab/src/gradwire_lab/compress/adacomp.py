@@ -22,8 +22,6 @@ State: none. Contributed: what was sent. That is not nonexpansive: a bin of smal
     afterwards than zeros were.
 """
 
-from __future__ import annotations
-
 from gradwire.contract import Layout
 from gradwire.contract.payload import Format
 from gradwire.contract.spec import TensorSpec

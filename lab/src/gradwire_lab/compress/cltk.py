@@ -17,8 +17,6 @@ State: step, int64, the same on all ranks: rank step mod W leads.
 Contributed: this rank's values at the leader's elements. The density is as asked.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

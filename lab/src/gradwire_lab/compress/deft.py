@@ -39,8 +39,6 @@ shorter with more ranks. But it is the pass that adds gradient and residual up, 
 needed anyway.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -31,8 +31,6 @@ State: none. Contributed: the decoded gradient. The transform is orthonormal, so
     lost is no longer than the gradient. An inf or NaN makes all of its chunk so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -18,8 +18,6 @@ density * N)).
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """
 
-from __future__ import annotations
-
 from gradwire.compress._sampled import reaching
 from gradwire.contract import Layout
 from gradwire.contract.bounds import check_share

@@ -14,21 +14,19 @@ Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1,
 State: none. Contributed: the elements sent (rounded to float32 if they are float64).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from gradwire.compress._coo import coo_format, share_of
-from gradwire.compress._quantise import check_positive
 from gradwire.compress._residual import as_working
 from gradwire.contract import Layout, Memory, Residual, State, Traits
 from gradwire.contract.bounds import check_share
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
 
+from ._positive import check_positive
 from ._threshold import Reaching
 
 _USUAL_DENSITY = 0.01

@@ -15,8 +15,6 @@ Contributed: this rank's values at its elements (rounded to float32 if they are
     float64).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar

@@ -15,8 +15,6 @@ Wire: sizes int32 of each block, low int16 of each element (float32 only), rest 
 State: none. Contributed: the gradient, as ``none`` sends it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -12,8 +12,6 @@ bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from gradwire.dsl.language import (
     Compressed,
     Scalar,

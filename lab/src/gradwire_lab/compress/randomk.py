@@ -15,8 +15,6 @@ State: (stream, step) of the random numbers, int64; the same on all ranks.
 Contributed: this rank's values at the elements drawn. The density is as asked.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from zlib import crc32
 

@@ -25,8 +25,6 @@ Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, ro
 State: none. Contributed: the elements sent (rounded to float32 if they are float64).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import expm1, lgamma, log, sqrt

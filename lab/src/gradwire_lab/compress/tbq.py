@@ -17,11 +17,8 @@ Wire: codes_N in 2 bits (0: zero, 1: threshold, 2: -threshold, 3: NaN; code i in
 State: none. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 import math
 
-from gradwire.compress._quantise import check_positive
 from gradwire.dsl.language import (
     Compressed,
     Scalar,
@@ -34,6 +31,8 @@ from gradwire.dsl.language import (
     where,
 )
 from gradwire.dsl.program import Program
+
+from ._positive import check_positive
 
 
 class tbq(Program, nonexpansive=True, error_feedback=True):

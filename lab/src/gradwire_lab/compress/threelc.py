@@ -20,8 +20,6 @@ Wire: level float32 a block, codes_lengths int32 a block, codes: at most 13 byte
 State: none. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from gradwire.contract import Layout
 from gradwire.contract.payload import Format
 from gradwire.contract.spec import TensorSpec

@@ -1,7 +1,5 @@
 """CompLL's language in the lab: coders of packed bytes, and programs of matrices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gradwire.dsl.symbols import LANGUAGE

@@ -11,8 +11,6 @@ the last byte of each piece is the one that is sent.
 # Python.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

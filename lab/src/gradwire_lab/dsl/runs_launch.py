@@ -7,8 +7,6 @@ nothing but their number, and whether they are a code, comes to the host: one co
 Legend: U plain bytes, C coded ones, B blocks.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ programme.
 Everything here is a pure function of figures that all ranks share.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ Benchmarks state them beside what was sent, and a law holds every scheme to its 
 Codecs are those whose payloads are indices and values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

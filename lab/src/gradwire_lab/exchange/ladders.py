@@ -39,8 +39,6 @@ from gradwire.compress.powersgd import (
     powersgd,
     sent_numel,
 )
-from gradwire.compress.qsgd import BITWIDTHS as QSGD_BITWIDTHS
-from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import BITWIDTHS as UNIFORM_BITWIDTHS
 from gradwire.compress.uniform import uniform
@@ -49,6 +47,8 @@ from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import Pair, PairState
 
+from ..compress.qsgd import BITWIDTHS as QSGD_BITWIDTHS
+from ..compress.qsgd import qsgd
 from .places import tensor_places
 
 

@@ -22,8 +22,6 @@ State: noted_T, once for each tensor of the message, so that it is saved by para
 Contributed: the same as the inner pair's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple

@@ -1,7 +1,5 @@
 """Places of the tensors that lie in a message."""
 
-from __future__ import annotations
-
 from math import prod
 
 from gradwire.contract.spec import TensorSpec

@@ -10,8 +10,6 @@ Differences from the paper: those of gradwire's own formulas. For schemes that c
     folds those beyond a power of two, which is a round before and one after.
 """
 
-from __future__ import annotations
-
 from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.exchange.sparse_schemes import Prediction, SchemeInputs, push_pull_cost
 from gradwire.planning.data.sparsity import UnitSparsity, between

@@ -4,8 +4,6 @@ The driver runs ``rounds`` as processes of their own would. Local steps take sec
 that a function names, and so do messages.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,9 +11,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -35,6 +31,7 @@ from gradwire.runtime.engine.plain import packed, unpacked
 class SteppedAnchor:
     """An anchor that an optimizer steps in place, which ``make`` makes.
 
+    >>> import torch
     >>> anchor_N = torch.ones(2)
     >>> outer = SteppedAnchor(anchor_N, lambda params: torch.optim.SGD(params, lr=0.5))
     >>> outer.step(torch.ones(2))
@@ -53,65 +50,17 @@ class SteppedAnchor:
         self._anchor.grad = mean_N
         self._optimizer.step()
 
-    def packed(self) -> Tensor:
-        """The bytes of the anchor and of the optimizer's state."""
-        return packed([self._anchor.detach(), self._optimizer.state_dict()])
+    def packed(self, part: slice, *, is_for_newcomer: bool) -> Tensor:
+        """The bytes of a part of the anchor; the first has the optimizer's state."""
+        state = {} if part.start else self._optimizer.state_dict()
+        return packed([self._anchor.detach()[part], state])
 
-    def take_over(self, payload_B: Tensor) -> None:
+    def take_over(self, part: slice, payload_B: Tensor) -> None:
         """Puts what another rank has ``packed`` in this one's place."""
         anchor_N, state = unpacked(payload_B)
-        self._anchor.detach().copy_(anchor_N)
-        self._optimizer.load_state_dict(state)
-
-
-class DelayedNesterov(Optimizer):
-    """SGD whose Nesterov momentum moves parameters in each ``every``-th step alone.
-
-    In between parameters go a share of the gradient. Merges of few ranks point to
-    different places, and their mean over ``every`` merges feeds the momentum.
-
-    Source: Liu et al. 2024, arXiv 2401.09135, algorithm 3, with c = 0.
-
-    Args:
-        params: The parameters.
-        lr: The learning rate.
-        momentum: The share of the momentum that remains in each ``every``-th step.
-        every: Steps from one step with momentum to the next.
-
-    >>> param = nn.Parameter(torch.zeros(1))
-    >>> optimizer = DelayedNesterov([param], lr=1.0, momentum=0.5, every=2)
-    >>> for _ in range(2):
-    ...     param.grad = torch.ones(1)
-    ...     optimizer.step()
-    ...     param.item()
-    -0.5
-    -1.5
-    """
-
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, momentum: float, every: int
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
-        self._number = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Makes a step; the closure is not called."""
-        self._number += 1
-        for group in self.param_groups:
-            every = group["every"]
-            for param in group["params"]:
-                state = self.state[param]
-                if not state:
-                    state["momentum"] = torch.zeros_like(param)
-                    state["sum"] = torch.zeros_like(param)
-                state["sum"] += param.grad / every
-                step_N = param.grad / every
-                if self._number % every == 0:
-                    state["momentum"].mul_(group["momentum"]).add_(state["sum"])
-                    state["sum"].zero_()
-                    step_N += group["momentum"] * state["momentum"]
-                param.sub_(group["lr"] * step_N)
+        self._anchor.detach()[part] = anchor_N
+        if state:
+            self._optimizer.load_state_dict(state)
 
 
 @dataclass
@@ -215,7 +164,8 @@ class VirtualClock:
             self._send(rank, target, request)
         for request in requests:
             if isinstance(request, Snapshot):
-                rounds.owners[request.fragment].is_sending = False
+                if owner := rounds.owners.get(request.fragment):
+                    owner.is_sending = False
                 self._close(rank)
 
     def _send(self, source: int, target: int, message: Request | Answer) -> None:

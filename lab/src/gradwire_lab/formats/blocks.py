@@ -9,8 +9,6 @@ Wire: indices_B int32, values (B * block * width) -> B * (4 + block * width * it
     last block is filled up.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

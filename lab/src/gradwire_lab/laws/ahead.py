@@ -3,8 +3,6 @@
 They take an exchange without error feedback, and a case.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,10 +17,9 @@ from gradwire.exchange.error_feedback import (
     encoder_state,
     tensor_encoder,
 )
-from gradwire.exchange.local import drive
 
-from .cases import Case, tensors_of
-from .tolerance import must, same_bits
+from .cases import Case, stepped, tensors_of
+from .tolerance import all_same_bits, must
 
 NUM_STEPS = 3
 Encode = Callable[[EncodesTensors, Member, State, int, Tensor, Residual], None]
@@ -75,8 +72,7 @@ def _same_bits(exchange: Exchange, case: Case, encode: Encode) -> bool:
         for got, want in zip(
             _steps(tried, case, encode), _steps(tried, case), strict=True
         ):
-            for a_N, b_N in zip(got, want, strict=True):
-                must(same_bits(a_N, b_N), "a mean or a state differs")
+            must(all_same_bits(got, want), "a mean or a state differs")
     return True
 
 
@@ -93,11 +89,7 @@ def _steps(
         if encode is not None:
             for me, state, grad_N in zip(members, states, grads, strict=True):
                 _encode_some(exchange, case, draw, (me, state, grad_N), encode)
-        all_steps = [
-            exchange.synchronise(me, state, grad_N, grad_N)
-            for me, state, grad_N in zip(members, states, grads, strict=True)
-        ]
-        states = drive(all_steps, seed=case.seed).results
+        states = stepped(exchange, members, states, grads, case.seed)
         must(
             not any(me.ahead for me in members), "what was encoded ahead was not taken"
         )

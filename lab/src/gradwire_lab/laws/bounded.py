@@ -4,8 +4,6 @@ bounded.
 Each takes an exchange without error feedback, and a case.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -13,10 +11,9 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Exchange
 from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
-from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
-from .cases import Case, accuracy, kept_of, thinned, total_of
+from .cases import Case, accuracy, kept_norm, kept_of, stepped, thinned, total_of
 from .tolerance import assert_near, largest, must, same_bits
 
 NUM_STEPS = 400
@@ -45,18 +42,8 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
     members = case.members()
     norms: list[float] = []
     for number in range(NUM_STEPS):
-        all_steps = [
-            kept.synchronise(me, state, grad_N, grad_N)
-            for me, state, grad_N in zip(
-                members, states, case.grads(number), strict=True
-            )
-        ]
-        states = drive(
-            all_steps, seed=number, ranks_per_host=exchange.ranks_per_host
-        ).results
-        norms.append(
-            float(torch.stack([kept_of(state, case.numel) for state in states]).norm())
-        )
+        states = stepped(kept, members, states, case.grads(number), number)
+        norms.append(kept_norm(states, case.numel))
     early, late = (float(Tensor(norms[some]).mean()) for some in (_EARLY, _LATE))
     must(
         late <= _MOST * early + 1e-6,
@@ -112,11 +99,7 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
         if not keeps:
             loss = max(loss, _loss(exchange, case, grads))
         outs = [torch.full_like(grad_N, 3.0) for grad_N in grads]
-        operands = zip(members, states, grads, outs, strict=True)
-        all_steps = [tried.synchronise(*row) for row in operands]
-        states = drive(
-            all_steps, seed=step, ranks_per_host=exchange.ranks_per_host
-        ).results
+        states = stepped(tried, members, states, grads, step, outs)
         for rank, out_N in enumerate(outs):
             must(
                 same_bits(out_N, outs[0]),

@@ -2,8 +2,7 @@
 run.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import Wrapper, residuals
+from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
 from .tolerance import coarser
@@ -99,6 +99,28 @@ def kept_of(state: State, numel: int) -> Tensor:
     """All that a rank keeps for later, as one float64 tensor."""
     kept = [t.double() for t in residuals(state).values()]
     return torch.stack(kept).sum(0) if kept else torch.zeros(numel, dtype=torch.float64)
+
+
+def kept_norm(states: Sequence[State], numel: int) -> float:
+    """The norm of all that ranks keep for later."""
+    return float(torch.stack([kept_of(state, numel) for state in states]).norm())
+
+
+def stepped(
+    exchange: Exchange,
+    members: Sequence[Member],
+    states: Sequence[State],
+    grads: Sequence[Tensor],
+    seed: int,
+    outs: Sequence[Tensor] | None = None,
+) -> list[State]:
+    """All ranks' states after a step; means are written over the gradients, or into
+    ``outs``.
+    """
+    rows = zip(members, states, grads, outs or grads, strict=True)
+    all_steps = [exchange.synchronise(*row) for row in rows]
+    hosts = exchange.ranks_per_host
+    return drive(all_steps, seed=seed, ranks_per_host=hosts).results
 
 
 def total_of(tensors: list[Tensor]) -> Tensor:

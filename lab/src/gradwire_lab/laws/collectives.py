@@ -5,8 +5,6 @@ Those of ``OF_ANY`` ask nothing of a codec, and hold for algorithms that are exc
 themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +20,16 @@ from gradwire.exchange.pair import Pair
 from gradwire.exchange.without_data import wire_bytes
 
 from ..errors import LawBroken
-from .cases import Case, thinned
-from .tolerance import assert_near, largest, laws_in, must, same_bits
+from .cases import Case, stepped, thinned
+from .tolerance import (
+    all_same_bits,
+    assert_near,
+    is_finite,
+    largest,
+    laws_in,
+    must,
+    same_bits,
+)
 
 
 def _driven(
@@ -121,10 +127,7 @@ def law_any_interleaving_same_bits(exchange: Exchange, case: Case) -> None:
     """
     first, *others = (_means_of(exchange, case, seed) for seed in range(3))
     for means in others:
-        must(
-            all(same_bits(a, b) for a, b in zip(first, means, strict=True)),
-            "the result depends on which rank runs first",
-        )
+        must(all_same_bits(first, means), "the result depends on which rank runs first")
 
 
 def law_verbs_do_not_depend_on_values(exchange: Exchange, case: Case) -> None:
@@ -153,13 +156,8 @@ def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
     """
     want = _means_of(exchange, case, case.seed)
     grads = case.grads()
-    steps = [
-        exchange.synchronise(Member(rank, case.world), state, grad_N, grad_N)
-        for rank, (state, grad_N) in enumerate(
-            zip(case.states(exchange), grads, strict=True)
-        )
-    ]
-    drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
+    members = [Member(rank, case.world) for rank in range(case.world)]
+    stepped(exchange, members, case.states(exchange), grads, case.seed)
     for rank, (grad_N, want_N) in enumerate(zip(grads, want, strict=True)):
         must(same_bits(grad_N, want_N), f"in place rank {rank} gets another mean")
 
@@ -198,13 +196,9 @@ def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
             thinned(g, every if rank else 0) for rank, g in enumerate(case.grads(step))
         ]
         want = _means(exchange, grads, case.seed, case.states(exchange))
-        steps = [
-            exchange.synchronise(me, state, g, g)
-            for me, state, g in zip(members, case.states(exchange), grads, strict=True)
-        ]
-        drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
+        stepped(exchange, members, case.states(exchange), grads, case.seed)
         must(
-            all(same_bits(a, b) for a, b in zip(grads, want, strict=True)),
+            all_same_bits(grads, want),
             f"step {step}: what the buffers held before shows in the mean",
         )
 
@@ -235,13 +229,10 @@ def law_sums_do_not_overflow(exchange: Pair, case: Case) -> bool:
     for dtype in (torch.float16, torch.bfloat16):
         grads = [torch.full((case.numel,), 6e4, dtype=dtype) for _ in range(case.world)]
         alone, _ = codec.encode(codec.init(case.spec), grads[0])
-        if not bool(codec.decode(alone, torch.empty_like(grads[0])).isfinite().all()):
+        if not is_finite(codec.decode(alone, torch.empty_like(grads[0]))):
             continue
         for rank, mean_N in enumerate(_means(exchange, grads, case.seed)):
-            must(
-                bool(mean_N.isfinite().all()),
-                f"rank {rank}: a sum of {dtype} overflowed",
-            )
+            must(is_finite(mean_N), f"rank {rank}: a sum of {dtype} overflowed")
     return True
 
 

@@ -5,8 +5,6 @@ not. The residual that a law needs is made from the gradient's length, so that a
 can be repeated.
 """
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from typing import Any
 
@@ -18,8 +16,24 @@ from gradwire.contract.spec import TensorSpec, working_dtype
 
 from ..errors import LawBroken
 from . import payloads
-from .payloads import content, decoded_of, encoded, residual_for, spec_alone
-from .tolerance import assert_near, coarser, largest, laws_in, must, same_bits, tame
+from .payloads import (
+    content,
+    decoded_of,
+    decoding,
+    encoded,
+    residual_for,
+    spec_alone,
+)
+from .tolerance import (
+    assert_near,
+    coarser,
+    is_finite,
+    largest,
+    laws_in,
+    must,
+    same_bits,
+    tame,
+)
 
 
 def law_residual_holds_what_is_missing(codec: Compressor, grad_N: Tensor) -> bool:
@@ -35,7 +49,7 @@ def law_residual_holds_what_is_missing(codec: Compressor, grad_N: Tensor) -> boo
     after_N = before_N.clone()
     payload = encoded(codec, grad_N, after_N)
     whole_N = before_N + grad_N
-    sent_N = codec.decode(payload, torch.empty_like(whole_N))
+    sent_N = decoding(codec, payload, whole_N)
     assert_near(
         sent_N + after_N,
         whole_N,
@@ -77,7 +91,7 @@ def law_residual_stays_finite(codec: Compressor, grad_N: Tensor) -> None:
     """
     residual_N = residual_for(grad_N)
     encoded(codec, grad_N, residual_N)
-    must(bool(residual_N.isfinite().all()), "something not finite entered the residual")
+    must(is_finite(residual_N), "something not finite entered the residual")
 
 
 def law_non_finite_is_visible(codec: Compressor, grad_N: Tensor) -> None:
@@ -87,13 +101,10 @@ def law_non_finite_is_visible(codec: Compressor, grad_N: Tensor) -> None:
     wire dtype overflows.
     """
     decoded_N = decoded_of(codec, grad_N, grad_N.dtype)
-    if not bool(grad_N.isfinite().all()):
-        must(not bool(decoded_N.isfinite().all()), "an inf or NaN was lost")
+    if not is_finite(grad_N):
+        must(not is_finite(decoded_N), "an inf or NaN was lost")
     elif tame(grad_N):
-        must(
-            bool(decoded_N.isfinite().all()),
-            "a finite gradient decodes to an inf or NaN",
-        )
+        must(is_finite(decoded_N), "a finite gradient decodes to an inf or NaN")
 
 
 def law_non_finite_is_visible_with_residual(codec: Compressor, grad_N: Tensor) -> bool:
@@ -103,11 +114,11 @@ def law_non_finite_is_visible_with_residual(codec: Compressor, grad_N: Tensor) -
     To do: add the residual to the gradient as it is, and clean the residual only after
     the payload is made.
     """
-    if bool(grad_N.isfinite().all()):
+    if is_finite(grad_N):
         return False
     payload = encoded(codec, grad_N, residual_for(grad_N))
-    decoded_N = codec.decode(payload, torch.empty(grad_N.numel(), dtype=torch.float64))
-    must(not bool(decoded_N.isfinite().all()), "the residual hid an inf or NaN")
+    decoded_N = decoding(codec, payload, grad_N, torch.float64)
+    must(not is_finite(decoded_N), "the residual hid an inf or NaN")
     return True
 
 
@@ -199,9 +210,8 @@ def law_merge_adds_the_decoded(codec: Compressor, grad_N: Tensor) -> bool:
     """
     if not tame(grad_N):
         return False
-    dtype = working_dtype(grad_N.dtype)
     payload = encoded(codec, grad_N)
-    decoded_N = codec.decode(payload, torch.empty(grad_N.numel(), dtype=dtype))
+    decoded_N = decoding(codec, payload, grad_N)
     start_N = residual_for(grad_N)
     for scale in (1.0, 0.25, 3.0):
         sum_N = start_N.clone()
@@ -234,7 +244,7 @@ def law_merge_all_is_merge_of_each(codec: Compressor, grad_N: Tensor) -> bool:
     ]
     sum_N = residual_for(grad_N)
     want_N = residual_for(grad_N)
-    sizes = [largest(codec.decode(p, torch.empty_like(sum_N))) for p in payloads]
+    sizes = [largest(decoding(codec, payload, grad_N)) for payload in payloads]
     for payload in payloads:
         codec.merge(payload, want_N, scale=0.25)
     codec.merge_all(payloads, sum_N, scale=0.25)
@@ -303,15 +313,14 @@ def law_additive_payloads_may_be_summed(codec: Compressor, grad_N: Tensor) -> bo
         [f.name for f in payloads[0].format] == ["values"],
         "a sum needs one field, values",
     )
-    dtype = working_dtype(grad_N.dtype)
-    want_N = torch.zeros(grad_N.numel(), dtype=dtype)
+    want_N = torch.zeros(grad_N.numel(), dtype=working_dtype(grad_N.dtype))
     for payload in payloads:
         codec.merge(payload, want_N)
     for payload in payloads[1:]:
         payloads[0]["values"].add_(payload["values"])
     wire = payloads[0]["values"].dtype
     assert_near(
-        codec.decode(payloads[0], torch.empty(grad_N.numel(), dtype=dtype)),
+        decoding(codec, payloads[0], grad_N),
         want_N,
         wire,
         magnitude=3 * max(largest(grad_N), torch.finfo(wire).tiny),
@@ -341,7 +350,7 @@ def law_sum_over_ranks_cannot_overflow(codec: Compressor, grad_N: Tensor) -> boo
         payload["values"].add_(values_N)
     mean_N = codec.decode(payload, torch.empty_like(big_N), scale=1 / world)
     must(
-        bool(mean_N.isfinite().all()),
+        is_finite(mean_N),
         f"the sum of {world} gradients of {top:.4g} overflows",
     )
     coarse = max(torch.finfo(wire).eps, torch.finfo(grad_N.dtype).eps)

@@ -6,8 +6,6 @@ and by exchanges with a shared support, by what arrives in the mean: there all r
 take the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -16,9 +14,9 @@ from torch import Tensor
 
 from gradwire.contract import Compressor, Member, Traits
 from gradwire.contract.spec import TensorSpec
-from gradwire.exchange.local import drive
 
 from ..errors import LawBroken
+from .cases import stepped
 from .tolerance import must
 
 KINDS = ("normal", "laplace", "heavy-tailed", "sparse")
@@ -160,13 +158,9 @@ def _taken(algorithm: Any, density: float, grad_N: Tensor) -> int:
         payload, _ = algorithm.encode(algorithm.init(spec), grad_N)
         return int(algorithm.entries(payload)[0].numel())
     members = [Member(rank, WORLD) for rank in range(WORLD)]
-    all_steps = [
-        algorithm.synchronise(
-            me, algorithm.init(spec, WORLD), grad_N, torch.empty_like(grad_N)
-        )
-        for me in members
-    ]
-    drive(all_steps, seed=0)
+    states = [algorithm.init(spec, WORLD) for _ in members]
+    outs = [torch.empty_like(grad_N) for _ in members]
+    stepped(algorithm, members, states, [grad_N] * WORLD, 0, outs)
     selection = members[0].selection
     if selection is None:
         raise LawBroken("the exchange does not say how many elements it selected")

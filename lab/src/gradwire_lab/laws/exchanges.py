@@ -4,8 +4,6 @@ Where a law is about error feedback it wraps the exchange itself. Residuals are 
 ``gw.residuals``, so an exchange that keeps its own account is held to the same laws.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,13 +17,28 @@ from gradwire.contract.state import leaves
 from gradwire.contract.verbs import Steps
 from gradwire.exchange.by_name import clone_state, definition, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback, nested
-from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
 from . import ahead, many_steps, skipped
-from .cases import Case, accuracy, kept_of, states_of, tensors_of, total_of
+from .cases import (
+    Case,
+    accuracy,
+    kept_of,
+    states_of,
+    stepped,
+    tensors_of,
+    total_of,
+)
 from .collectives import Undefined
-from .tolerance import assert_near, largest, laws_in, must, same_bits
+from .tolerance import (
+    all_same_bits,
+    assert_near,
+    is_finite,
+    largest,
+    laws_in,
+    must,
+    same_bits,
+)
 
 NUM_STEPS = 4
 
@@ -55,9 +68,8 @@ def _assert_same_results(got: list[Any], want: list[Any], what: str) -> None:
         must(
             same_bits(a[1], b[1]), f"rank {rank}: {what}: what was contributed differs"
         )
-        pairs = zip(tensors_of(a[2]), tensors_of(b[2]), strict=True)
         must(
-            all(same_bits(x, y) for x, y in pairs),
+            all_same_bits(tensors_of(a[2]), tensors_of(b[2])),
             f"rank {rank}: {what}: states differ",
         )
 
@@ -158,13 +170,8 @@ def law_kept_buffers_change_no_bit(exchange: Exchange, case: Case) -> None:
             grads = case.grads(step)
             want = run_local(tried, grads, states, seed=case.seed)
             outs = [torch.full_like(g, 3.0) for g in grads]
-            steps = [
-                tried.synchronise(members[r], clone_state(states[r]), grads[r], outs[r])
-                for r in range(case.world)
-            ]
-            states = drive(
-                steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host
-            ).results
+            before = clone_state(tuple(states))
+            states = stepped(tried, members, before, grads, case.seed, outs)
             got = [(outs[r], want[r][1], states[r]) for r in range(case.world)]
             _assert_same_results(
                 got, want, f"step {step}: kept buffers against new ones"
@@ -225,10 +232,11 @@ def law_callers_tensors_untouched(exchange: Exchange, case: Case) -> None:
     before = clone_state(tuple(states))
     grads = case.grads(step=1)
     run_local(kept, grads, states, seed=case.seed)
-    for now_N, was_N in zip(grads, case.grads(step=1), strict=True):
-        must(same_bits(now_N, was_N), "a gradient was written")
-    for now_N, was_N in zip(tensors_of(tuple(states)), tensors_of(before), strict=True):
-        must(same_bits(now_N, was_N), "a state that the caller holds was written")
+    must(all_same_bits(grads, case.grads(step=1)), "a gradient was written")
+    must(
+        all_same_bits(tensors_of(tuple(states)), tensors_of(before)),
+        "a state that the caller holds was written",
+    )
 
 
 def law_repeatable_under_any_interleaving(exchange: Exchange, case: Case) -> None:
@@ -261,18 +269,15 @@ def law_non_finite_reaches_all_and_does_not_stay(
         grads[-1][case.numel // 2] = spoil
         results = run_local(kept, grads, before, seed=case.seed)
         for rank, (mean_N, _, state) in enumerate(results):
+            must(not is_finite(mean_N), f"rank {rank} does not see the {spoil}")
             must(
-                not bool(mean_N.isfinite().all()),
-                f"rank {rank} does not see the {spoil}",
-            )
-            must(
-                bool(kept_of(state, case.numel).isfinite().all()),
+                is_finite(kept_of(state, case.numel)),
                 f"rank {rank} keeps the {spoil} in its residual",
             )
         for mean_N, _, _ in run_local(
             kept, case.grads(step=2), states_of(results), seed=case.seed
         ):
-            must(bool(mean_N.isfinite().all()), f"a {spoil} came back in the next step")
+            must(is_finite(mean_N), f"a {spoil} came back in the next step")
     return True
 
 
@@ -297,18 +302,11 @@ def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
             before = clone_state(tuple(states))
             if step == 1:
                 grads[-1][case.numel // 2] = torch.inf
-            all_steps = [
-                kept.synchronise(*row)
-                for row in zip(members, states, grads, grads, strict=True)
-            ]
-            states = drive(
-                all_steps, seed=step, ranks_per_host=exchange.ranks_per_host
-            ).results
+            states = stepped(kept, members, states, grads, step)
             if step == 1:
                 states = [*before]
         outcomes.append([*grads, *tensors_of(tuple(states))])
-    for with_N, without_N in zip(*outcomes, strict=True):
-        must(same_bits(with_N, without_N), "an undone step changed the next one")
+    must(all_same_bits(*outcomes), "an undone step changed the next one")
     return True
 
 
@@ -329,7 +327,7 @@ def law_residual_finite_for_huge_gradients(exchange: Exchange, case: Case) -> No
         states = states_of(run_local(kept, grads, states, seed=case.seed))
         for rank, state in enumerate(states):
             must(
-                bool(kept_of(state, case.numel).isfinite().all()),
+                is_finite(kept_of(state, case.numel)),
                 f"step {step}: the residual of rank {rank} overflowed",
             )
 

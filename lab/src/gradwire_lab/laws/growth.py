@@ -5,15 +5,12 @@ It takes an exchange without error feedback, and a case of many ranks: see
 ``MANY_RANKS``.
 """
 
-from __future__ import annotations
-
 import torch
 
 from gradwire.contract import Exchange
 from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
-from gradwire.exchange.local import drive
 
-from .cases import Case
+from .cases import Case, stepped
 from .tolerance import must
 
 NUM_STEPS = 12
@@ -54,12 +51,7 @@ def law_means_do_not_grow_over_ranks_and_steps(exchange: Exchange, case: Case) -
     for number in range(NUM_STEPS):
         grads = [common_N + noise_N for noise_N in case.grads(1 + number)]
         want_N += torch.stack([grad_N.double() for grad_N in grads]).mean(0)
-        all_steps = [
-            kept.synchronise(me, state, grad_N, grad_N)
-            for me, state, grad_N in zip(members, states, grads, strict=True)
-        ]
-        hosts = exchange.ranks_per_host
-        states = drive(all_steps, seed=case.seed + number, ranks_per_host=hosts).results
+        states = stepped(kept, members, states, grads, case.seed + number)
         got_N += grads[0]  # the mean took the gradient's place
     off = float((got_N - want_N).norm() / want_N.norm())
     must(

@@ -5,8 +5,6 @@ Everything is drawn from seeds, so that what broke a law can be made again:
 ``Drawn(kind="normal", numel=9, seed=27).grad()``.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Each takes an exchange without error feedback, and a case.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch
@@ -13,10 +11,9 @@ from torch import Tensor
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
-from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
-from .cases import Case, kept_of, states_of
+from .cases import Case, kept_norm, states_of, stepped
 from .tolerance import laws_in, must
 
 NUM_KEPT_STEPS = 60
@@ -117,15 +114,8 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
     members = case.members()
 
     def step(grads: list[Tensor]) -> float:
-        all_steps = [
-            kept.synchronise(me, state, grad_N, grad_N)
-            for me, state, grad_N in zip(members, states, grads, strict=True)
-        ]
-        hosts = exchange.ranks_per_host
-        states[:] = drive(all_steps, seed=case.seed, ranks_per_host=hosts).results
-        return float(
-            torch.stack([kept_of(state, case.numel) for state in states]).norm()
-        )
+        states[:] = stepped(kept, members, states, grads, case.seed)
+        return kept_norm(states, case.numel)
 
     for number in range(NUM_KEPT_STEPS):
         before = step(case.grads(number))

@@ -4,8 +4,6 @@ They ask of sizes, buffers and who may write what; ``compressors`` asks what is 
 payload.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,7 +16,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state
 
 from ..errors import LawBroken
-from .tolerance import largest, laws_in, must, same_bits, tame
+from .tolerance import all_same_bits, largest, laws_in, must, same_bits, tame
 
 
 def spec_alone(grad_N: Tensor) -> TensorSpec:
@@ -47,6 +45,17 @@ def decoded_of(
     """The gradient, encoded and then decoded into ``dtype``, times ``scale``."""
     out_N = torch.empty(grad_N.numel(), dtype=dtype)
     return codec.decode(encoded(codec, grad_N), out_N, scale=scale)
+
+
+def decoding(
+    codec: Compressor,
+    payload: Payload,
+    grad_N: Tensor,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """A payload of a gradient, decoded into ``dtype``, by default its working dtype."""
+    out_N = torch.empty(grad_N.numel(), dtype=dtype or working_dtype(grad_N.dtype))
+    return codec.decode(payload, out_N)
 
 
 def residual_for(grad_N: Tensor) -> Tensor:
@@ -174,9 +183,8 @@ def law_received_bytes_are_the_payload(codec: Compressor, grad_N: Tensor) -> Non
     payload = encoded(codec, grad_N)
     form = codec.received(spec, payload.size_bytes)
     must(form == payload.format, f"sent {payload.format}, received {form}")
-    dtype = working_dtype(grad_N.dtype)
     decoded = [
-        codec.decode(sent, torch.empty(grad_N.numel(), dtype=dtype))
+        decoding(codec, sent, grad_N)
         for sent in (payload, Payload(form, content(payload).clone()))
     ]
     must(same_bits(*decoded), "a received copy decodes to something else")
@@ -220,13 +228,9 @@ def law_rank_changes_no_meaning(codec: Compressor, grad_N: Tensor) -> None:
     """
     one, other = (codec.for_world(3, rank) for rank in (1, 2))
     spec = spec_alone(grad_N)
-    dtype = working_dtype(grad_N.dtype)
     must(one.format(spec) == other.format(spec), "ranks have other layouts")
     payload, _ = one.encode(codec.for_world(3).init(spec), grad_N)
-    decoded = [
-        c.decode(payload, torch.empty(grad_N.numel(), dtype=dtype))
-        for c in (one, other)
-    ]
+    decoded = [decoding(made, payload, grad_N) for made in (one, other)]
     must(same_bits(*decoded), "ranks decode one payload to different values")
 
 
@@ -294,10 +298,7 @@ def law_many_are_as_each_alone(codec: Compressor, grad_N: Tensor) -> None:
                 is_there or not payload.size_bytes,
                 "encode_many does not use the given buffers",
             )
-        pairs = zip(together, alone, strict=True)
-        must(
-            all(same_bits(a, b) for a, b in pairs), "encode_many leaves other residuals"
-        )
+        must(all_same_bits(together, alone), "encode_many leaves other residuals")
         states = [state for _, state in many]
         own_states = [state for _, state in each]
     payloads = [payload for payload, _ in many]
@@ -321,8 +322,7 @@ def _must_agree(
     many(payloads, outs, scale=0.5)
     for payload, own_N in zip(payloads, own, strict=True):
         one(payload, own_N, scale=0.5)
-    agree = all(same_bits(out_N, own_N) for out_N, own_N in zip(outs, own, strict=True))
-    must(agree, f"{name} writes other values than a call for each")
+    must(all_same_bits(outs, own), f"{name} writes other values than a call for each")
 
 
 LAWS = laws_in(globals())

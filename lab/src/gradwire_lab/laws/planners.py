@@ -2,8 +2,6 @@
 cluster.
 """
 
-from __future__ import annotations
-
 import torch
 
 from gradwire.planning.data.check import check

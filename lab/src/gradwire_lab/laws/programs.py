@@ -2,8 +2,6 @@
 defined.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ ranks.
 It takes an exchange without error feedback, and a case: see ``UP_TO_128_RANKS``.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ optimizers.
 It takes an exchange without error feedback, and a case.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 

@@ -2,8 +2,6 @@
 law went.
 """
 
-from __future__ import annotations
-
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +15,10 @@ from gradwire.contract.collective import Collective
 from gradwire.contract.registry import load, names
 from gradwire.dsl.program import Program
 from gradwire.errors import IncompatiblePair, invalid
-from gradwire.exchange.clipping import Clipping
 from gradwire.exchange.error_feedback import ErrorFeedback
-from gradwire.exchange.momentum import DecoupledMomentum, MomentumCorrection
 from gradwire.exchange.pair import Pair, pair, suited
+from gradwire_lab.exchange.clipping import Clipping
+from gradwire_lab.exchange.momentum import DecoupledMomentum, MomentumCorrection
 
 from ..errors import LawBroken
 from . import (

@@ -2,9 +2,7 @@
 same bits.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +42,16 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
 
 
+def all_same_bits(tensors: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
+    """Whether as many tensors have the same bits, in turn."""
+    return all(same_bits(a, b) for a, b in zip(tensors, others, strict=True))
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is an inf or NaN."""
+    return bool(tensor.isfinite().all())
+
+
 def largest(*tensors: Tensor) -> float:
     """The largest magnitude among all elements; 0 if there are none."""
     return max(
@@ -77,4 +85,4 @@ def assert_near(
 
 def tame(grad_N: Tensor) -> bool:
     """Finite, and far from the end of every dtype's range."""
-    return bool(grad_N.isfinite().all()) and largest(grad_N) <= 1e4
+    return is_finite(grad_N) and largest(grad_N) <= 1e4

@@ -12,8 +12,6 @@ Differences from C: whole numbers in and out, and what is below the least normal
 ([0, -2, -127, 128], [1.0, 0.25, 0.0, inf])
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ Differences: a byte of five zeros is 0 and not 121, as the code of zero is 0 and
     runs end with their block, so that blocks are coded and decoded in parallel.
 """
 
-from __future__ import annotations
-
 from gradwire.dsl.language import Vector, map, uint_3, where
 from gradwire.dsl.operators import register
 

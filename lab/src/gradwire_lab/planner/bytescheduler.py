@@ -15,8 +15,6 @@ Order: that of priority scheduling; a layer's next forward waits for its own blo
 only.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -21,8 +21,6 @@ Settings: compressor, a sparsifier by name, and its density. Elements are select
 Order: backward; the next forward starts when all communication has ended.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from gradwire.planning.data.cluster import Cluster

@@ -29,8 +29,6 @@ sparsification of both is shorter than two, or the link is busy anyway) against 
 message takes less than two.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import zip_longest
 

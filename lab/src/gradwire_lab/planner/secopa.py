@@ -35,8 +35,6 @@ Settings: compressor, and its density if it is a sparsifier; collective, "casync
 Order: backward; the next forward starts when all communication has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial

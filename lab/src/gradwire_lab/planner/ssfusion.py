@@ -35,8 +35,6 @@ Order: backward, a group's all-reduce before its all-gather, one message at a ti
     next forward starts when all communication has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial

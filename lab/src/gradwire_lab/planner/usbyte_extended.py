@@ -18,8 +18,6 @@ Settings: basic_partition_bytes, as in ``usbyte``; credit, 1 for merged layers a
 Order: as in ``usbyte``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

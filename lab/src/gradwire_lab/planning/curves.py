@@ -1,7 +1,5 @@
 """Figures of a line at many sizes at once, and the bound of messages at once."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gradwire.contract.bounds import check_whole

@@ -5,8 +5,6 @@ All figures are predictions: an iteration on a cluster whose ranks are alike and
 links carry the bytes per second that the cluster file says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from itertools import compress

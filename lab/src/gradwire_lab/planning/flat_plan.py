@@ -2,8 +2,6 @@
 cupcake's.
 """
 
-from __future__ import annotations
-
 from gradwire.errors import invalid
 from gradwire.exchange.planned import exchange_of_setting
 from gradwire.planning.data.plan import Plan, PlannedMessage

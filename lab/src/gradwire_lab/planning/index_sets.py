@@ -7,8 +7,6 @@ gradient. ``gradwire.planning.data.sparsity`` says what a unit is, and how ratio
 extrapolated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from math import comb, log2

@@ -1,13 +1,14 @@
-"""Inputs of several commands: a profile, a cluster, settings of a planner or a
+"""Inputs of several commands: options, a profile, a cluster, settings of a planner or a
 compressor.
 """
-
-from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate, split
@@ -28,6 +29,13 @@ _BYTES = {
     "mib": 2.0**20,
     "gib": 2.0**30,
 }
+
+
+def option(help_text: str, *names: str) -> Any:
+    """An option of a command, with its help, and names where these are not the
+    argument's.
+    """
+    return typer.Option(*names, help=help_text)
 
 
 def load_or_read(model: str) -> Profile:

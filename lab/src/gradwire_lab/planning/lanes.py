@@ -8,8 +8,6 @@ message, and planners that try thousands of choices judge them by it. ``price.py
 the last word.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

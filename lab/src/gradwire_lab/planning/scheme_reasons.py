@@ -1,7 +1,5 @@
 """Why a sparse tensor takes its scheme, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from gradwire.contract.units import format_seconds
@@ -13,7 +11,8 @@ from gradwire.exchange.sparse_schemes import (
 )
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.sparse import scheme_of
+
+from .sparse import scheme_of
 
 
 def schemes_of(

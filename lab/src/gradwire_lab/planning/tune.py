@@ -10,8 +10,6 @@ Differences from the papers: the surrogate is optuna's tree-structured Parzen es
 extra ``gradwire[tune]``.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

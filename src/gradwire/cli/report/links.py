@@ -1,7 +1,5 @@
 """Links: options of every verb that opens hosts, and the cost of a message."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

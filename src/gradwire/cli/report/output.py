@@ -1,7 +1,5 @@
 """The output of a verb: one JSON object, a table on a terminal, else columns."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ behind them serve the next message with the same exchange, so ranks take turns. 
 of other ranks are empty. If only the last ranks serve, these take turns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeVar

@@ -5,8 +5,6 @@ overflows where their mean does not. Ranks add in one order, so all of them hold
 same bits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -18,8 +18,6 @@ Wire: a rank sends, each payload rounded up to 8 bytes,
     PUSH and PULL are the scheme's; by default COO(k) = (4 + width * itemsize) k.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial

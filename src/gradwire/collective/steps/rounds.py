@@ -11,8 +11,6 @@ sizes make them take other rounds still meet: the one that is least far never wa
 a rank that has not come to its distances.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 
 from torch import Tensor

@@ -16,8 +16,6 @@ Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * COO(max rows) a rank, 4 b
     (its pulls never dense).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -9,8 +9,6 @@ differ in length, and a share may be empty. A tensor's owner depends on the othe
 tensors of its message.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """A compressor's sizes without its work: predictions are made with them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

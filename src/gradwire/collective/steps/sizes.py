@@ -5,8 +5,6 @@ which verbs come in which order follows from the compressor alone. Rows of embed
 are counted in every step. Wire: 8 bytes for each other rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

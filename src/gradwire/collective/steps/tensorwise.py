@@ -6,8 +6,6 @@ at every tensor. HiPress compresses each layer by itself too, and calls one kern
 several (section 3.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

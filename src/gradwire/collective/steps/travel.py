@@ -25,8 +25,6 @@ each of a verb's ``rounds``. Far, it also costs the distance, for each of its ``
 parts that leave at once are under way at once.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ rank pushes the chunks of the others, adds up its own chunk in rank order, and a
 gather the sums.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

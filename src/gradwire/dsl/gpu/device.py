@@ -14,8 +14,6 @@ codes of a tile begin with a byte of their own.
 # Python.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -8,8 +8,6 @@ GPU.
 Legend: R rows, which are blocks or pieces of them (``render_triton.row``).
 """
 
-from __future__ import annotations
-
 import hashlib
 import linecache
 from collections.abc import Sequence

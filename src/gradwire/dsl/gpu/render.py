@@ -17,8 +17,6 @@ are rounded to float32. Any other fold has interp.py's own 64 lanes and order, h
 bits, and is as much slower.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

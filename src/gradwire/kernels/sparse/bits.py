@@ -4,8 +4,6 @@ Bit i is bit i % 8, counted from the lowest, of byte i // 8. Bits behind the las
 are zeros. Legend: K entries, B bytes.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -6,8 +6,6 @@ Differences: the paper sends coordinates in Push and hash bitmaps in Pull; here 
     all. Elias and Fano's code is considered as well.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

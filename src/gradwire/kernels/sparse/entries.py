@@ -2,8 +2,6 @@
 
 Legend: N elements, K entries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Legend: N elements, K entries.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

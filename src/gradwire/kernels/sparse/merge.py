@@ -8,8 +8,6 @@ Differences: lists ascend, so all are gone through once, side by side, and neith
 Legend: K entries.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

@@ -11,8 +11,6 @@ threads. On a GPU the definition serves: a stable sort by place.
 Legend: K entries, W parts.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -18,8 +18,6 @@ permutation_device.py.
 Legend: K indices.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from functools import cached_property

@@ -8,8 +8,6 @@ int32: numel, mask, shift, then multiplier, addend and inverse of three rounds.
 # Python.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -3,8 +3,6 @@
 Legend: N elements, K entries.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid

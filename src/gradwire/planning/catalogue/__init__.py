@@ -5,8 +5,6 @@ GPU, which each profile's ``source`` states in full. No time is a measurement.
 ``scripts/make_catalogue.py`` writes these files.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 from ...errors import UnknownName

@@ -5,8 +5,6 @@ backward pass, nothing overlaps. Such a plan can be carried out, so it is no err
 ``gradwire plan --explain`` says what it costs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from ...errors import InvalidSetting

@@ -9,8 +9,6 @@ Not modelled: slow start of TCP and its windows; notes that wait behind payloads
     other messages (two of those rings at once took 1.13 s, and near hosts 0.97 s).
 """
 
-from __future__ import annotations
-
 from ...collective.steps.travel import (
     AHEAD_BYTES,
     IN_FLIGHT,

@@ -6,8 +6,6 @@ that is not written here, so all ranks that hold the same plan issue the same me
 in the same order.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from pydantic import Field

@@ -5,8 +5,6 @@ Source: US-Byte (table 1): per layer t_f, t_b and M. Here a layer may own severa
 tensors.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Annotated, ClassVar, Literal, Self
 

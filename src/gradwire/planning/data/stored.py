@@ -4,8 +4,6 @@ People edit profiles, clusters and plans, and no rank may start with a wrong one
 reading is strict: every entry is known, given once, of its type and within its bounds.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence

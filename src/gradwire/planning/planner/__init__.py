@@ -6,8 +6,6 @@ data: runtime and simulator read the same plan. A planner's own parts are in its
 Parts that several planners share are in the room above.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ...contract.registry import make_registry
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from .mgwfbp import mgwfbp as mgwfbp
     from .usbyte import usbyte as usbyte
     from .wfbp import wfbp as wfbp
-    from .zen import zen as zen
 
     def __getattr__(name: str) -> Any: ...  # the algorithms of other packages
 

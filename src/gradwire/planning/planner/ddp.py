@@ -12,8 +12,6 @@ reaches its size.
 Order: as buckets are filled; the next forward starts when all communication has ended.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 

@@ -12,8 +12,6 @@ Settings: none; alpha and beta are the cluster's.
 Order: backward; the next forward starts when all communication has ended.
 """
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 from ..buckets import buckets, whole_buckets

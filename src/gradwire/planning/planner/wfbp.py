@@ -7,8 +7,6 @@ Settings: none.
 Order: backward; nothing is cut, nothing is merged.
 """
 
-from __future__ import annotations
-
 from ..buckets import buckets, whole_buckets
 from ..data.cluster import Cluster
 from ..data.plan import Plan

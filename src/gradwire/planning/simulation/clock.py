@@ -10,7 +10,6 @@ from typing import NamedTuple
 from ...contract import Exchange
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span
-from ...exchange.orders import orders_of
 from ...exchange.planned import planned_spec, sound_exchanges
 from ...exchange.two_level import on_hosts
 from ..data.check import check
@@ -26,9 +25,7 @@ from .supersteps import (
     Tariff,
     Work,
     all_reduce,
-    depends_on_order,
     is_all_reduce,
-    supersteps_of,
 )
 
 # ---- one iteration -------------------------------------------------------------------
@@ -313,7 +310,8 @@ class Demand:
         }
         return cls(plan, iteration, specs, exchanges, of_rows)
 
-    def _tariff(self, name: str) -> Tariff:
+    def tariff(self, name: str) -> Tariff:
+        """The prices that an exchange is asked for."""
         cluster = self.iteration.cluster
         tariff = Tariff.of(
             self.exchanges[name], cluster.flat if name in self.of_rows else cluster
@@ -323,7 +321,7 @@ class Demand:
     def one_rank(self) -> Timing:
         """The times on a rank that stands for all."""
         cluster = self.iteration.cluster
-        tariffs = {name: self._tariff(name) for name in self.exchanges}
+        tariffs = {name: self.tariff(name) for name in self.exchanges}
         every = list[tuple[Superstep, ...]]()
         for message, spec in zip(self.plan.messages, self.specs, strict=True):
             name = message.exchange
@@ -331,40 +329,8 @@ class Demand:
                 every.append((all_reduce(spec.numel * spec.dtype.itemsize, cluster),))
             else:
                 supersteps = alone(self.exchanges[name], spec, tariffs[name])
-                every.append(_at_launch(message, supersteps))
+                every.append(at_launch(message, supersteps))
         return self.iteration.timings([every])[0]
-
-    def all_ranks(
-        self,
-        slower: Sequence[float] = (),
-        carry: Callable[[Traffic], Timetable] = play,
-    ) -> list[Timing]:
-        """The times on every rank; the rest is as for ``Iteration.timings``."""
-        cluster = self.iteration.cluster
-        known = {}
-        tariffs = {name: self._tariff(name) for name in self.exchanges}
-        every: list[list[tuple[Superstep, ...]]] = [
-            [] for _ in range(cluster.num_ranks)
-        ]
-        orders = orders_of(message.exchange for message in self.plan.messages)
-        for message, spec, order in zip(
-            self.plan.messages, self.specs, orders, strict=True
-        ):
-            name = message.exchange
-            exchange = self.exchanges[name]
-            tariff = tariffs[name]
-            own_order = order if depends_on_order(exchange, spec, tariff) else 0
-            # Messages of a size and exchange are alike but for their order.
-            key = (name, spec, own_order)
-            if name in self.of_rows and cluster.ranks_per_host > 1:
-                # Hosts' links are in the tariff, which is that of ranks that have one
-                # each.
-                known[key] = [alone(exchange, spec, tariff)] * cluster.num_ranks
-            elif key not in known:
-                known[key] = supersteps_of(exchange, spec, tariff, own_order)
-            for messages, supersteps in zip(every, known[key], strict=True):
-                messages.append(_at_launch(message, supersteps))
-        return self.iteration.timings(every, slower, carry)
 
 
 def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
@@ -417,7 +383,7 @@ def encodes_of(
             yield Encode(layer, number, name, seconds, is_inline)
 
 
-def _at_launch(
+def at_launch(
     message: PlannedMessage, supersteps: tuple[Superstep, ...]
 ) -> tuple[Superstep, ...]:
     """The supersteps without the encodes that the message names by themselves."""

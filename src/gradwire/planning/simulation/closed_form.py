@@ -12,8 +12,6 @@ all-reduces of one rank that stands for all, and ``events.py`` agrees with them
 everywhere else.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from itertools import accumulate

@@ -11,8 +11,6 @@ Networks, 1992, section 6.5.2); the fluid model of SimGrid. Not modelled: slow s
 losses, a fabric that is narrower than its links.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -15,8 +15,6 @@ message for another. With four messages at once, PowerSGD's VGG16 on hosts of tw
 takes a tenth longer than is said here.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

@@ -244,7 +244,7 @@ def supersteps_of(
 ) -> list[tuple[Superstep, ...]]:
     """The supersteps of every rank in the exchange of one gradient, ranks ascending.
 
-    ``order`` is the message's: see ``depends_on_order``. Raises ``InvalidSetting`` if
+    ``order`` is the message's: see ``Member.order``. Raises ``InvalidSetting`` if
     the exchange looks at values, and for more ranks than can be played one by one.
     """
     world = tariff.num_ranks
@@ -269,14 +269,6 @@ def supersteps_of_rank(
     Raises ``InvalidSetting`` if the exchange looks at values.
     """
     return _priced(record(exchange, spec, rank, tariff.num_ranks).rows, rank, tariff)
-
-
-def depends_on_order(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bool:
-    """Whether verbs depend on the message's order: see ``Member.order``."""
-    return (
-        tariff.num_ranks > 1
-        and record(exchange, spec, 0, tariff.num_ranks).is_of_its_order
-    )
 
 
 def _priced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from ...contract.registry import extension
 from ...contract.trace.span import Span, Trace
 from ...errors import invalid
 from ..data.cluster import Cluster
@@ -27,7 +28,7 @@ def simulate(
         profile: The model's layers.
         cluster: Ranks, links and measured costs.
         ranks: "one" (the default) lets one rank stand for all, in closed form. "all"
-            simulates every rank, on links that all transfers share.
+            simulates every rank, on links that all transfers share, by gradwire-lab.
 
     Returns:
         A trace with the lanes "backward", "forward", "communication" and "compute".
@@ -57,7 +58,9 @@ def simulate(
         )
     demand = Demand.of(plan, profile, cluster)
     is_one = ranks == "one" or cluster.num_ranks == 1
-    every = [demand.one_rank()] if is_one else demand.all_ranks()
+    every = [demand.one_rank()]
+    if not is_one:
+        every = extension("all_ranks", "gw.simulate(ranks='all')")(demand)
     return Trace.of(
         span
         for rank, timing in enumerate(every)

@@ -1,7 +1,5 @@
 """Versions: a warning where nobody has tried gradwire with this Python or torch."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from functools import cache

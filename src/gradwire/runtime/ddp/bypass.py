@@ -6,8 +6,6 @@ backward pass follows, and where ``model.double()`` has taken its hooks from the
 parameters. Every rank then trains alone.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

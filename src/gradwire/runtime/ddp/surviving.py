@@ -9,8 +9,6 @@ DDP sees no failure. Its futures complete together, as a backward pass ends. Whe
 step does not count they never do, and the next forward pass begins with a new reducer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

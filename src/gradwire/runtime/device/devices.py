@@ -5,8 +5,6 @@ An event is a place in a stream: another stream, or the host, waits for it. The 
 no such device: it does its work at once, and needs no streams or events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta

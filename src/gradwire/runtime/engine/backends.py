@@ -10,8 +10,6 @@ NCCL's kernels of two groups that are launched in two orders may wait for each o
 ever. So where a device sends by itself, messages take one lane, one behind the other.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ makes tensors and plain containers of them, or refuses, and so does the sender b
 anybody waits for the bytes.
 """
 
-from __future__ import annotations
-
 import io
 import mmap
 import re

@@ -58,9 +58,10 @@ class Slots:
         self._payloads = payloads
         self._told = told
         self._rank = told.rank()
-        self._num_owed = [0] * told.size()
+        world = told.size()
+        self._num_owed = [0] * world
         """Messages launched here that each rank has not ended."""
-        self._head = min(rules.rank, told.size() - 1)
+        self._head = min(rules.rank, world - 1)
         self._endpoint = Endpoint(self._rank)
         self._lock = threading.Condition()
         self._is_stopped = False
@@ -71,13 +72,13 @@ class Slots:
         """Transfers in no batch yet; below 0 if their batch was told early."""
         self._up: SimpleQueue[Batch | None] = SimpleQueue()
         self._down: SimpleQueue[tuple[Batch, Tensor, Any] | None] = SimpleQueue()
-        self._coordinator = Coordinator(told.size(), rules)
+        self._coordinator = Coordinator(world, rules)
         self._deciding = threading.Condition()
         self._plans: list[Any] = []
         """Sends of plans, whose memory they need until they are over."""
         works = [self._report, self._send, self._receive]
         if self._rank == self._head:
-            others = (rank for rank in range(told.size()) if rank != self._rank)
+            others = {*range(world)} - {self._rank}
             works += [self._wake, *(partial(self._hear, rank) for rank in others)]
         else:
             works.append(self._follow)
@@ -136,18 +137,12 @@ class Slots:
 
     def _report(self) -> None:
         """Tells news as soon as there are some."""
-        report: ReadyReport | None = None
-
-        def has_news() -> bool:
-            nonlocal report
-            report = self._endpoint.report()
-            return report is not None or self._is_stopped
-
         while True:
             with self._lock:
-                self._lock.wait_for(has_news)
-            if report is None:
-                return
+                while (report := self._endpoint.report()) is None:
+                    if self._is_stopped:
+                        return
+                    self._lock.wait()
             if self._rank == self._head:
                 self._decide(report)
             else:
@@ -162,9 +157,8 @@ class Slots:
     def _hear(self, rank: int) -> None:
         """Hears a rank, on the coordinator's."""
         while self._is_owed(lambda: self._num_owed[rank] > 0):
-            (num_arrived, num_ended, *_), *rows = self._heard(rank)
-            ready = tuple(LinkTransfer(*row) for row in rows)
-            self._decide(ReadyReport(rank, ready, num_arrived, num_ended))
+            counts, *ready = self._heard(rank)
+            self._decide(ReadyReport(rank, tuple(ready), *counts[:2]))
 
     def _wake(self) -> None:
         """Looks at the clock, on the coordinator's rank."""
@@ -188,7 +182,7 @@ class Slots:
     def _receive(self) -> None:
         while (receive := self._down.get()) is not None:
             batch, data, work = receive
-            if data.numel():
+            if work:
                 work.wait()
             with self._lock:
                 payloads = torch.split(data, [one.size_bytes for one in batch])
@@ -201,7 +195,7 @@ class Slots:
     def _is_owed(self, something: Callable[[], bool]) -> bool:
         """Waits until another rank owes something; False if the thread is to end."""
         with self._lock:
-            self._lock.wait_for(lambda: self._is_stopped or self._error or something())
+            self._lock.wait_for(lambda: self._is_stopped or something())
             return not self._error and something()
 
     def _decide(self, report: ReadyReport) -> None:
@@ -223,9 +217,9 @@ class Slots:
             else:
                 self._plans.append(self._tell(rank, own))
 
-    def _plan(self, rows: Iterable[Sequence[int]]) -> None:
+    def _plan(self, transfers: Iterable[LinkTransfer]) -> None:
         """Begins the batches of a plan. Receives begin at once, so no send waits."""
-        for batch in batches_of(LinkTransfer(*row) for row in rows):
+        for batch in batches_of(transfers):
             with self._lock:
                 self._unplanned.subtract(one.key for one in batch)
                 for one in batch:
@@ -262,7 +256,7 @@ class Slots:
         self.told_bytes += len(frame)
         return self._told.send([torch.frombuffer(frame, dtype=torch.uint8)], rank, 0)
 
-    def _heard(self, rank: int) -> Iterable[Sequence[int]]:
+    def _heard(self, rank: int) -> Iterable[LinkTransfer]:
         """The next rows that a rank tells."""
         frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8, device="cpu")
         self._told.recv([frame], rank, 0).wait()

@@ -7,8 +7,6 @@ travels no further. The unsent part of another rank's shard stays here as a resi
 a rank keeps as much as the whole gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import Any

@@ -9,8 +9,6 @@ the step ends in a callback that such a callback queues. (``set_all_reduce_hook`
 have to wait for the network within the pass.)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """Complex tensors as reals: views of the same memory, and the way back."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -13,8 +13,6 @@ another order is refused, and so is a host of more ranks than another: shares of
 message are equal, and each goes to the ranks of the same place on all hosts.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from datetime import timedelta

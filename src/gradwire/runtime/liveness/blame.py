@@ -8,8 +8,6 @@ ends with 1 for any error. By the code a launcher can start the job again, start
 other machines, or give up (`errors.ExitCode`).
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

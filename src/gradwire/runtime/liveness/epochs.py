@@ -16,8 +16,6 @@ agree on in one kind of meeting in its part of the store (`Membership.agree`):
   (`step.retry`, `state.joint_call`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta

@@ -6,8 +6,6 @@ child refuses to exchange, and frees none of them. All this is done where Python
 (``os.fork``, ``multiprocessing``), and costs nothing elsewhere.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from typing import Any

@@ -12,8 +12,6 @@ the store is silent, its host (rank 0) is lost, or the link to the host. A roll 
 finds out which (`roll_call`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -5,8 +5,6 @@ begins with the attach's name: signs of life, notes by which ranks agree, the ad
 of its channels and probe ports.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from concurrent.futures import wait

@@ -7,8 +7,6 @@ takes the place after a whole period: a loop may train one part of a model more 
 than another.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterable

@@ -20,8 +20,6 @@ shard as they are, and a parameter is loaded on all ranks of the island or on no
 these ranks agree on the parameters that were loaded.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack

@@ -9,12 +9,14 @@ blocks; error feedback keeps all that was not sent (SparseLoCo lets it decay).
 
 Each parameter costs memory for an anchor, for the outer optimizer's state (with
 momentum as much again), and for its place in a message. While it travels, it also costs
-its pseudo-gradient. All of these are float32 for parameters of 16 bits. All ranks begin
-with rank 0's buffers, such as the statistics of a batch norm. Later each rank keeps its
-own buffers. Embeddings travel whole, also with ``sparse=True``. The optimizer may hold
-only some of the model's parameters; other optimizers' are exchanged too. A step that a
-``GradScaler`` skips is no local step, and ranks that skip different numbers of steps do
-not end together. Train in bfloat16, which needs no scaler.
+its pseudo-gradient. All of these are float32 for parameters of 16 bits. For others
+``outer_dtype`` keeps anchors and state in 16 bits, and ``outer_device`` keeps all of
+these on the host. All ranks begin with rank 0's buffers, such as the statistics of a
+batch norm. Later each rank keeps its own buffers. Embeddings travel whole, also with
+``sparse=True``. The optimizer may hold only some of the model's parameters; other
+optimizers' are exchanged too. A step that a ``GradScaler`` skips is no local step, and
+ranks that skip different numbers of steps do not end together. Train in bfloat16, which
+needs no scaler.
 
 An island is the ranks of a site that hold one model together. Rank i of an island
 exchanges its shards with rank i of the others, and steps the anchors of these shards.
@@ -24,12 +26,11 @@ until ``detach()``, unless its ranks are one host of ``mesh``. Call ``end_period
 before that, as DDP expects the same parameters on all ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
@@ -37,8 +38,10 @@ from torch.optim import Optimizer
 from ...contract import Compressor, Exchange
 from ...contract.spec import NamedParam
 from ...errors import invalid
-from ...exchange.rounds import Rules, codec_for_rounds
-from ..attach import grid_of
+from ...exchange.error_feedback import chooser_of
+from ...exchange.rounds import NEVER, Rules, codec_for_rounds, row_of_newcomer
+from ..attach import grid_of, newcomer_of
+from ..engine.engine import Engine
 from ..fused import fused_messages
 from ..grid.dtensors import island_of, num_cuts
 from ..grid.shards import averages_in_host
@@ -53,6 +56,7 @@ from ..step.refusals import quietened, refuse_complex, sole_ddp
 from ..step.report import Check
 from ..transport.wire import Group
 from .counting import Counting
+from .going_on import channel_of
 from .lock_step import LocalAttachment, LocalSteps, Rhythm, count_local_steps
 from .outer import DILOCO, PLAIN, MakeOuter, Outer
 from .partial_steps import PartialSteps, refuse_mixed, rules_of
@@ -66,6 +70,8 @@ def local_steps(  # noqa: PLR0913
     *,
     every: int,
     outer: MakeOuter | None = None,
+    outer_dtype: torch.dtype | None = None,
+    outer_device: torch.device | str | None = None,
     fragments: int = 1,
     delay: int = 0,
     mixing: float | None = None,
@@ -101,6 +107,13 @@ def local_steps(  # noqa: PLR0913
             With ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD),
             which is the default with a quorum. Short periods want
             ``lr=1.0, momentum=0.4``.
+        outer_dtype: ``torch.bfloat16`` or ``torch.float16``: anchors and the outer
+            optimizer's state are kept in it, for parameters of 32 bits. A
+            pseudo-gradient is then off by up to ``torch.finfo(outer_dtype).eps / 2`` of
+            the parameter. None (the default): float32.
+        outer_device: "cpu": anchors, the outer optimizer and what is sent lie in the
+            host's memory, which computes them. None (the default): on the model's
+            device.
         fragments: The number of parts of the model, which are exchanged in turn: one
             every ``every`` / ``fragments`` steps. Default: 1.
         delay: Local steps from the launch of a fragment until its mean takes effect. It
@@ -126,8 +139,8 @@ def local_steps(  # noqa: PLR0913
         options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
             ``trace_steps``. Default: ``gw.Options()``.
         failure: Only ``timeout``, ``checksums`` and ``store``; with a quorum also
-            ``on_failure``: under "shrink" the others train on without a lost rank.
-            Default: ``gw.FailurePolicy()``.
+            ``on_failure`` and ``rejoin``: under "shrink" the others train on without a
+            lost rank, and a new process may join. Default: ``gw.FailurePolicy()``.
 
     Returns:
         The handle. Call its ``end_period()`` on all ranks at the end of training.
@@ -161,26 +174,32 @@ def local_steps(  # noqa: PLR0913
     >>> handle.detach()
     """
     settings = Settings(exchange, None, None, *or_defaults(options, failure))
+    newcomer = newcomer_of(settings, optimizer, (group, mesh), asks_again=True)
     model = sole_ddp(model)
     is_island = averages_in_host(model, mesh)
-    asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
-    partly = {
+    asked = {
+        "every": every,
+        "fragments": fragments,
+        "delay": delay,
+        "mixing": mixing,
         "quorum": quorum,
         "grace": grace,
         "weights": weights,
         "merge": merge,
         "tape": tape,
+        "outer_dtype": outer_dtype,
+        "outer_device": outer_device,
     }
     with ExitStack() as quiet:
         if outer is None:
             outer = DILOCO if quorum is None else PLAIN
-        way = _Locally(optimizer, outer, asked, partly, quiet)
+        way = _Locally(optimizer, outer, asked, quiet)
         inner = quietened(model, quiet, goes_on=is_island)
         # a DDP model's own group is that of its host
         grid = grid_of(inner if is_island else model, group, mesh, settings)
         if island := island_of(inner):
             grid = grid._replace(shards=join_ranks(island, settings.patience))
-        handle = way.attach(inner, settings, grid)
+        handle = way.attach(inner, settings, grid, newcomer)
     assert isinstance(handle, LocalSteps)
     return handle
 
@@ -195,19 +214,17 @@ class _Locally(LocalAttachment):
         optimizer: Optimizer,
         make: MakeOuter,
         asked: dict[str, Any],
-        partly: dict[str, Any],
         quiet: ExitStack,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             # Accelerate's wrappers have them
             optimizer = getattr(optimizer, "optimizer", optimizer)
-        self._optimizer = optimizer
+        self.inner = optimizer
         self._make = make
         self._quiet = quiet
         self._asked = asked
-        self._partly = partly
-        self.quorum = partly["quorum"]
-        self.tape = partly["tape"]
+        self.quorum = asked["quorum"]
+        self.tape = asked["tape"]
 
     def prepare(self) -> Mapping[str, object]:
         params = self.params
@@ -216,12 +233,12 @@ class _Locally(LocalAttachment):
             "under local_steps",
             "call gw.attach, or keep real and imaginary parts",
         )
-        if not hasattr(self._optimizer, "_optimizer_step_post_hooks"):
+        if not hasattr(self.inner, "_optimizer_step_post_hooks"):
             remedy = "pass the one that your loop steps, without wrappers"
-            kind = type(self._optimizer).__name__
+            kind = type(self.inner).__name__
             raise invalid("optimizer", kind, "a torch.optim.Optimizer", remedy)
         known = {id(param) for _, param in params}
-        own = [p for group in self._optimizer.param_groups for p in group["params"]]
+        own = [p for group in self.inner.param_groups for p in group["params"]]
         if strange := [p for p in own if p.requires_grad and id(p) not in known]:
             given = f"one with {len(strange)} parameters that the model lacks"
             accepted = (
@@ -234,21 +251,26 @@ class _Locally(LocalAttachment):
         asked = self._asked
         if asked["mixing"] is None:
             asked["mixing"] = 0.5 if asked["delay"] else 0.0
-        self.rhythm = Rhythm(**asked)
-        self.outer = Outer(params, self._make)
+        self.rhythm = Rhythm(
+            asked["every"], asked["fragments"], asked["delay"], asked["mixing"]
+        )
+        self.outer = Outer(
+            params, self._make, asked["outer_dtype"], asked["outer_device"]
+        )
         self.fragments = cut_into(params, self.rhythm.fragments)
         self.rules = self._rules()
-        shared = {key: self._partly[key] for key in self._partly if key != "tape"}
+        shared = {key: value for key, value in asked.items() if key != "tape"}
         return {
-            **asked,
             **shared,
+            "outer_dtype": str(asked["outer_dtype"]),
+            "outer_device": str(asked["outer_device"]),
             "outer": self.outer.settings,
-            "optimizer": type(self._optimizer).__name__,
+            "optimizer": type(self.inner).__name__,
         }
 
     def _rules(self) -> Rules | None:
         """The rules of rounds with a quorum; None in lock step."""
-        rules = rules_of(self._partly, self.rhythm)
+        rules = rules_of(self._asked, self.rhythm)
         if rules is not None:
             refuse_mixed(self.params)
             self.codec = codec_for_rounds(self.settings.exchange)
@@ -256,27 +278,43 @@ class _Locally(LocalAttachment):
 
     def messages(self, who: Membership) -> list[Message]:
         if self.rules is not None:
-            self.rules.check_world(who.world)
+            if self.newcomer is None:
+                self.rules.check_world(who.world)
             return []
         settings = self.settings
-        anchors = self.outer.anchors
+        sent = self.outer.sent
         cuts = {name: num_cuts(param) for name, param in self.params}
+        exchange = settings.exchange
+        if len({*cuts.values()}) > 1 and chooser_of(exchange) is not None:
+            raise invalid(
+                "exchange",
+                exchange,
+                "one without adapt, which would choose other settings for copies of a "
+                "layer on each rank of an island",
+                "pass what it adapts",
+            )
         made: list[Message] = []
         # Ranks of an island that hold copies of a part need the same draws for it. A
         # draw depends on a part's place among all that is sent, so parts with most
         # copies come first: shards before them may have other lengths on each rank.
         for count in sorted({*cuts.values()}):
             for names in self.fragments:
-                parts = [(n, anchors[n]) for n in names if cuts[n] == count]
+                parts = [(n, sent[n]) for n in names if cuts[n] == count]
                 made += fused_messages(
                     self.model,
                     [(name, part) for name, part in parts if part.numel()],
                     settings,
-                    settings.exchange,
+                    exchange,
                     who,
                     first=len(made),
                 )
         return made
+
+    def heal(self, healing: object, messages: object, engine: Engine) -> Any:
+        assert self.newcomer is not None
+        self.channel = channel_of(engine)
+        row = row_of_newcomer(self.rhythm.fragments)
+        return {"rank": self.newcomer.offer.labels[-1], "met": NEVER, "row": row}
 
     def check(self) -> Check:
         """The comparison of shared tensors, about as often as under ``attach``."""
@@ -298,7 +336,7 @@ class _Locally(LocalAttachment):
         self.outer.restart(self.outer.anchors)
         handle = self._handle(progress, undo)
         params = [param for _, param in self.params]
-        counting = Counting(self._optimizer, params, self.rhythm.every)
+        counting = Counting(self.inner, params, self.rhythm.every)
 
         count_local_steps(handle, counting, undo)
         return handle

@@ -31,6 +31,7 @@ from ..step.hooked import observing
 from ..step.hooks import UnattachedParameters
 from ..step.progress import Progress
 from ..transport.task_graph import Task
+from ..transport.wire import Channel
 from .counting import Counting
 from .loads import Loads
 from .moment import LoopMoment, moments_of_all
@@ -55,11 +56,7 @@ class Rhythm:
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("fragments", 1), ("delay", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise invalid(
-                    name, value, f"an integer of at least {least}", "count local steps"
-                )
+            check_whole(name, getattr(self, name), "count local steps", least=least)
         if self.every % self.fragments:
             accepted = (
                 f"a divisor of every, {self.every}, as fragments take turns evenly"
@@ -98,6 +95,10 @@ class LocalAttachment(Attachment):
     """The rules of rounds with a quorum; None in lock step."""
     codec: Compressor
     """The compressor of these rounds."""
+    inner: Optimizer
+    """The optimizer that the loop steps."""
+    channel: Channel | None
+    """The channel of the rounds that a newcomer has connected."""
     tape: Callable[[str], object] | None
 
 
@@ -375,7 +376,7 @@ class LocalSteps(Handle):
             self._left = outer["left"]
             anchors = self._outer.anchors
             self._arriving = {
-                name: torch.empty_like(anchors[name]).copy_(mean)
+                name: torch.empty_like(anchors[name], dtype=mean.dtype).copy_(mean)
                 for name, mean in outer["arriving"].items()
             }
             self._has_stepped = False

@@ -7,8 +7,6 @@ no rank knows when a message will come. A payload travels in pieces: the time-ou
 each of them, and not the time of a long payload.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -54,11 +52,19 @@ class Drained(NamedTuple):
     """Says that its sender sends no answer any more until the joint call is over."""
 
 
+class Invitation(NamedTuple):
+    """Asks all ranks to meet a newcomer."""
+
+    number: int
+    label: int
+    """Its number in the job."""
+
+
 class Leaving(NamedTuple):
     """The last message of a rank that detaches."""
 
 
-RoundMessage = Request | Pull | Merge | Note | Drained | Leaving
+RoundMessage = Request | Pull | Merge | Note | Drained | Invitation | Leaving
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(RoundMessage)}
 
 

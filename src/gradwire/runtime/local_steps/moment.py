@@ -9,8 +9,6 @@ among sites, then within their island. So each rank sees the moments of all rank
 islands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -7,9 +7,12 @@ with which the outer optimizer steps. Anchors and outer optimizer are the same o
 ranks, bit for bit, as they depend on means only.
 
 Of a DTensor a rank has the anchor of its own shard, and the outer optimizer steps that.
-"""
 
-from __future__ import annotations
+Anchors may be kept in 16 bits. They then lie up to half a unit in the last place away
+from where the parameters went on, and the next pseudo-gradient is off by as much. With
+plain SGD of rate 1 it makes up for that, as parameters have what the anchor has lost.
+The outer step itself computes in the working dtype.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -41,17 +44,28 @@ _REMEDY = (
 class Outer:
     """The anchors of parameters, and the outer optimizer, which ``make`` makes of them.
 
-    An anchor has the shape, strides and device of this rank's part of its parameter,
-    and the working dtype: float32 for parameters of 16 bits.
+    An anchor has the shape and strides of this rank's part of its parameter. Its dtype
+    is ``dtype``, by default the working dtype: float32 for parameters of 16 bits. It
+    lies on ``device``, by default the parameter's.
     """
 
-    def __init__(self, params: Sequence[NamedParam], make: MakeOuter) -> None:
+    def __init__(
+        self,
+        params: Sequence[NamedParam],
+        make: MakeOuter,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> None:
+        _check_place(params, dtype, device)
         self._params = dict(params)
         self._make = make
+        self._dtype = dtype
         with torch.inference_mode(False), torch.no_grad():
             self.anchors = {
                 name: nn.Parameter(
-                    shard_of(param).detach().to(working_dtype(param.dtype), copy=True)
+                    shard_of(param)
+                    .detach()
+                    .to(device, dtype or working_dtype(param.dtype), copy=True)
                 )
                 for name, param in params
             }
@@ -63,9 +77,24 @@ class Outer:
 
     @property
     def whole(self) -> dict[str, Tensor]:
-        """The anchors in their parameters' layout."""
+        """The anchors in their parameters' layout, on their device."""
         return {
-            name: laid_out_like(self._params[name], anchor.detach())
+            name: laid_out_like(
+                param,
+                self.anchors[name]
+                .detach()
+                .to(param.device, working_dtype(param.dtype)),
+            )
+            for name, param in self._params.items()
+        }
+
+    @property
+    def sent(self) -> dict[str, Tensor]:
+        """Tensors of the form that pseudo-gradients have, without memory."""
+        return {
+            name: anchor.detach()
+            .new_empty((), dtype=working_dtype(anchor.dtype))
+            .expand(anchor.shape)
             for name, anchor in self.anchors.items()
         }
 
@@ -99,11 +128,12 @@ class Outer:
 
     @torch.no_grad()
     def has_learnt(self) -> bool:
-        """Whether any parameter differs from its anchor, in the parameter's dtype."""
+        """Whether any parameter differs from its anchor, in the dtype of fewer bits."""
         for name, anchor in self.anchors.items():
-            param = self._part(name)
+            dtype = self._dtype or self._params[name].dtype
+            param = self._part(name).to(anchor.device, dtype)
             if not torch.allclose(
-                anchor.to(param.dtype), param, rtol=0, atol=0, equal_nan=True
+                anchor.to(dtype), param, rtol=0, atol=0, equal_nan=True
             ):
                 return True
         return False
@@ -113,7 +143,8 @@ class Outer:
         """A new tensor: the change on this rank since the anchor was put in place."""
         param = self._part(name)
         anchor = self.anchors[name]
-        return torch.sub(anchor.to(param.dtype).to(anchor.dtype), param)
+        wide = anchor.to(param.dtype).to(working_dtype(param.dtype))
+        return torch.sub(wide, param.to(anchor.device))
 
     @torch.no_grad()
     def apply(self, means: Mapping[str, Tensor], mixing: float) -> None:
@@ -122,14 +153,28 @@ class Outer:
         A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its new
         anchor. Anchors that have no mean here stay where they are.
         """
+        self._cast(means, None)
         self.step(means)
         for name in means:
             param = self._part(name)
             anchor = self.anchors[name]
             if mixing:
-                param.lerp_(anchor.to(param.dtype), 1.0 - mixing)
+                param.lerp_(anchor.to(param.device, param.dtype), 1.0 - mixing)
             else:
                 param.copy_(anchor)
+        self._cast(means, self._dtype)
+
+    def _cast(self, names: Iterable[str], dtype: torch.dtype | None) -> None:
+        """Puts anchors and their state into a dtype, None for the working dtype."""
+        for name in names:
+            anchor = self.anchors[name]
+            to = dtype or working_dtype(anchor.dtype)
+            state = self.optimizer.state.get(anchor, {})
+            for key, value in state.items():
+                # torch's optimizers count in "step", a scalar
+                if key != "step" and getattr(value, "shape", None) == anchor.shape:
+                    state[key] = value.to(to)
+            anchor.data = anchor.data.to(to)
 
     def step(self, means: Mapping[str, Tensor]) -> None:
         """Makes an outer step of the anchors that have a mean pseudo-gradient here."""
@@ -175,9 +220,7 @@ class Outer:
             if isinstance(value, Tensor) and value.shape == param.shape
         ]
         fields += ["arriving"] * arrives
-        return OuterForm(
-            order, {name: self._part(name) for name in names.values()}, fields
-        )
+        return OuterForm(order, self.anchors, fields)
 
     def checked(self, saved: Any) -> Callable[[], None]:
         """A function that puts a saved state in place, once all of it fits."""
@@ -194,7 +237,7 @@ class Outer:
                     "load the state of the same model"
                 )
             _check_tensors(key, saved[key], own)
-        _check_tensors("arriving", saved["arriving"], self.anchors)
+        _check_tensors("arriving", saved["arriving"], self.sent)
         self._check_optimizer(saved["optimizer"])
 
         def put_in_place() -> None:
@@ -221,6 +264,25 @@ class Outer:
             for field, value in fields.items():
                 if isinstance(value, Tensor):
                     refuse_values(f"{field} of the outer optimizer", value)
+
+
+def _check_place(
+    params: Sequence[NamedParam], dtype: torch.dtype | None, device: Any
+) -> None:
+    """Raises ``InvalidSetting`` for a dtype or a device that anchors cannot have."""
+    if device is not None and str(device) != "cpu":
+        raise invalid("outer_device", device, "'cpu' or None", "leave it out")
+    if dtype is None:
+        return
+    if dtype not in (torch.bfloat16, torch.float16):
+        accepted = "torch.bfloat16, torch.float16 or None"
+        raise invalid("outer_dtype", dtype, accepted, "leave it out for float32")
+    if any(param.dtype.itemsize == 2 for _, param in params):
+        accepted = (
+            "None for parameters of 16 bits, which cannot keep what anchors round away"
+        )
+        remedy = "pass outer_device='cpu' to save a device's memory"
+        raise invalid("outer_dtype", dtype, accepted, remedy)
 
 
 def _check_tensors(

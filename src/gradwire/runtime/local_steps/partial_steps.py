@@ -8,9 +8,8 @@ A fragment's anchors lie in one row of memory, and the outer optimizer's paramet
 views of it. Each rank steps its own copy of them, by the same payloads.
 """
 
-from __future__ import annotations
-
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,9 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam, TensorSpec
@@ -30,19 +31,18 @@ from ...exchange.rounds import (
     RoundCodec,
     Rules,
 )
-from ..engine.engine import Engine
 from ..engine.plain import packed, unpacked
 from ..liveness.alarm import listed
 from ..state.outer_state import DAMAGED, NO_LOADS
 from ..state.table import copied
 from ..step.progress import Progress
-from ..survive.going_on import Successors
 from ..transport.task_graph import wall_clock
 from ..transport.wire import as_on_a_lane
+from .going_on import Successors
 from .lock_step import LocalAttachment, LocalSteps, Rhythm
 from .mail import Note
 from .outer import Outer
-from .round_service import RoundService
+from .round_service import RoundService, Survival
 
 _log = logging.getLogger("gradwire")
 _RELOAD = (
@@ -54,9 +54,12 @@ _RELOAD = (
 class Fragment:
     """Some parameters, and their anchors as one row."""
 
-    def __init__(self, params: Sequence[NamedParam], outer: Outer) -> None:
+    def __init__(
+        self, params: Sequence[NamedParam], outer: Outer, inner: Optimizer
+    ) -> None:
         self._params = params
         self._outer = outer
+        self._inner = inner
         self._anchors = [outer.anchors[name] for name, _ in params]
         self.numels = [param.numel() for _, param in params]
         rows = [anchor.detach().flatten() for anchor in self._anchors]
@@ -96,21 +99,41 @@ class Fragment:
         """Steps the anchors by a mean pseudo-gradient."""
         self._outer.step(self.by_name(mean_N))
 
-    def packed(self) -> Tensor:
-        """The bytes of the anchors, and of the outer optimizer's state of them."""
-        states = self._outer.optimizer.state
-        return packed([self.anchor_N, [dict(states[one]) for one in self._anchors]])
+    def packed(self, part: slice, *, is_for_newcomer: bool) -> Tensor:
+        """The bytes of some anchors, and of the outer optimizer's state of them.
 
-    def take_over(self, payload_B: Tensor) -> None:
+        A newcomer gets the inner optimizer's state of their parameters, too.
+        """
+        outer = self._outer.optimizer.state
+        inner = self._inner.state if is_for_newcomer else {}
+        kept = [
+            [anchor.detach(), dict(outer[anchor]), dict(inner.get(param, {}))]
+            for anchor, (_, param) in self._pairs(part)
+        ]
+        return packed(copied(kept))
+
+    def take_over(self, part: slice, payload_B: Tensor) -> None:
         """Puts what another rank has ``packed`` in this one's place."""
-        anchor_N, states = unpacked(payload_B)
-        self.anchor_N.copy_(anchor_N)
-        for anchor, state in zip(self._anchors, states, strict=True):
-            device = anchor.device
-            self._outer.optimizer.state[anchor] = {
-                key: value.to(device) if isinstance(value, Tensor) else value
-                for key, value in state.items()
-            }
+        pairs = self._pairs(part)
+        kept = unpacked(payload_B)
+        for (anchor, (_, param)), fields in zip(pairs, kept, strict=True):
+            value, outer, inner = fields
+            anchor.detach().copy_(value)
+            self._outer.optimizer.state[anchor] = _on(anchor.device, outer)
+            if inner:
+                self._inner.state[param] = _on(param.device, inner)
+
+    def _pairs(self, part: slice) -> list[tuple[Tensor, NamedParam]]:
+        """Some anchors with their parameters."""
+        return [*zip(self._anchors[part], self._params[part], strict=True)]
+
+
+def _on(device: torch.device, state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state of a parameter; numbers stay on the host, as counts do."""
+    return {
+        key: value.to(device) if isinstance(value, Tensor) and value.dim() else value
+        for key, value in state.items()
+    }
 
 
 class ParamRows(dict[int, Tensor]):
@@ -156,39 +179,78 @@ class PartialSteps(LocalSteps):
         self._rules = way.rules
         self._codec = way.codec
         self._flat = [
-            Fragment([(name, params[name]) for name in names], way.outer)
+            Fragment([(name, params[name]) for name in names], way.outer, way.inner)
             for names in way.fragments
         ]
+        self._number = self._engine.rank
+        """This rank's number in the rounds."""
+        self._num_first = self._engine.world
+        """The ranks that have begun together."""
+        newcomer = way.newcomer
+        run = None
+        if newcomer is not None:
+            engine, group, values = newcomer.admitted
+            run = Successors(engine, group, way.channel, values, newcomer.start_s)
+            self._number = newcomer.offer.labels[-1]
+            self._num_first = values[0]["first"]
+            self._loads.tally = tuple(values[0]["loads"])
         self._rounds = self._made_rounds(way.tape)
-        connect = None
-        if way.settings.failure.on_failure == "shrink":
-            connect = partial(
-                Engine,
-                num_channels=self._engine.num_channels,
-                timeout=self._engine.timeout,
-                on_span=progress.recorder.add,
-            )
-        this = weakref.ref(self)
-
-        def on_epoch(left: Successors) -> None:
-            if (handle := this()) is not None:
-                handle._begin_epoch(left)
-
-        self._service = RoundService(self._engine, self._rounds, connect, on_epoch)
+        survival = None
+        if way.healing is not None:
+            survival = self._survival(way, way.healing.fingerprint)
         self._ended_at = 0
         """The steps of all ranks when they last had the same parameters."""
         self._tokens = 0
         """Tokens of the local step under way."""
         self._counted_bytes = 0
+        self._came: dict[int, tuple[dict[str, Any], float, int]] = {}
+        """Newcomers whose work is in no merge yet: what ``stats()`` says of them, when
+        they were noticed, and what of theirs was merged by then.
+        """
+        self._service = RoundService(self._engine, self._rounds, survival, run)
         undo.callback(self._service.close)
         weakref.finalize(self, self._service.close)
+        if run is not None:
+            self._catch_up(run)
+
+    def _survival(self, way: LocalAttachment, fingerprint: str) -> Survival:
+        """How the run goes on without lost ranks, and with newcomers."""
+        this = weakref.ref(self)
+        first_label = self._num_first
+        if way.newcomer is not None:
+            first_label = self._number - way.newcomer.offer.number + 1
+        elif dist.is_initialized():
+            first_label = dist.get_world_size()
+
+        def on_epoch(run: Successors) -> None:
+            if (handle := this()) is not None:
+                handle._begin_epoch(run)
+
+        def shared() -> dict[str, Any]:
+            handle = this()
+            return {} if handle is None else handle._for_newcomers()
+
+        return Survival(way.engine_of, on_epoch, fingerprint, shared, first_label)
+
+    def _for_newcomers(self) -> dict[str, Any]:
+        """The values that a newcomer takes over beside the rounds."""
+        return {"first": self._num_first, "loads": self._loads.tally}
+
+    def _catch_up(self, run: Successors) -> None:
+        """Waits, as a newcomer, for the run's anchors."""
+        self._service.wait_for(
+            lambda: not self._rounds.is_new, self._settle, needed=set
+        )
+        # what was taken over is no load
+        self._loads.note()
+        self._note_newcomer(self._number, run.since_s)
 
     def _made_rounds(
         self, tape: Callable[[str], object] | None = None
     ) -> PartialRounds:
         """New rounds that begin at the present anchors."""
-        world = self._engine.world
-        rank = self._engine.rank
+        world = self._num_first
+        rank = self._number
         rules = self._rules
         learners = []
         for fragment, flat in enumerate(self._flat):
@@ -205,18 +267,51 @@ class PartialSteps(LocalSteps):
 
         return PartialRounds(rank, world, learners, make_owner, tape)
 
-    def _begin_epoch(self, left: Successors) -> None:
-        """Notes who has left; called in the thread of the rounds."""
-        engine = left.engine
-        gone = tuple(sorted({*self._engine.who.numbers} - {*engine.who.numbers}))
-        self._run.left.append({"ranks": gone, "step": self._rounds.step})
+    def _begin_epoch(self, run: Successors) -> None:
+        """Notes who has left or come; called in the thread of the rounds."""
+        engine = run.engine
+        before = {*self._engine.who.numbers}
+        now = {*engine.who.numbers}
         self._synchroniser.go_on(engine, [])
-        self._run.go_on(engine.who, left.group)
+        self._run.go_on(engine.who, run.group)
         weakref.finalize(self, engine.finish_and_close)
+        for rank in now - before:
+            self._note_newcomer(rank, run.since_s)
+        if gone := tuple(sorted(before - now)):
+            self._note_loss(gone, run)
+
+    def _note_newcomer(self, rank: int, since_s: float) -> None:
+        entry = {
+            "rank": rank,
+            "step": self._rounds.step,
+            "seconds": time.monotonic() - since_s,
+            "counted_s": None,
+        }
+        self._run.joined.append(entry)
+        self._came[rank] = (entry, since_s, self._rounds.num_merged(rank))
+        _log.warning("rank %d of the job has joined", rank)
+
+    def _note_counted(self) -> None:
+        """Notes newcomers whose work is in a merge by now."""
+        for rank, (entry, since_s, before) in self._came.copy().items():
+            if self._rounds.num_merged(rank) > before:
+                entry["counted_s"] = time.monotonic() - since_s
+                self._came.pop(rank, None)
+
+    def _note_loss(self, gone: tuple[int, ...], run: Successors) -> None:
+        engine = run.engine
+        for rank in gone:
+            self._came.pop(rank, None)
+        seconds = time.monotonic() - run.since_s
+        entry = {"ranks": gone, "step": self._rounds.step, "seconds": seconds}
+        self._run.left.append(entry)
         what = f"rank {listed(gone)} of the job is lost, and {engine.world} go on"
         if engine.world == 1:
             what = f"rank {listed(gone)} of the job is lost: this rank trains alone"
-        if not self._rounds.epoch.is_quorate:
+        if run.is_parted:
+            what = f"this rank cannot reach rank {listed(gone)} of the job: it trains "
+            what += "alone, and comes back once it can"
+        elif not self._rounds.epoch.is_quorate:
             what += "; fewer than half are left, and means wait for end_period()"
         elif engine.world < self._rules.quorum:
             what += "; a mean waits for all of them, as the quorum is larger"
@@ -268,6 +363,8 @@ class PartialSteps(LocalSteps):
             self._tokens = 0
             self._service.ask(self._at_border(border))
         self._local_step = self._rounds.step
+        if self._came:
+            self._note_counted()
         self._engine.show_local_step(self._local_step)
         sent_bytes = self._service.sent_bytes
         costs = {"wire_bytes": sent_bytes - self._counted_bytes}
@@ -439,13 +536,16 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
                 accepted = "left out without quorum=, in lock step"
                 raise invalid(name, asked[name], accepted, "pass quorum= too")
         return None
-    for name in ("delay", "mixing"):
-        if value := getattr(rhythm, name):
-            accepted = "0 beside quorum=, as a merge takes effect when it comes"
-            raise invalid(name, value, accepted, "leave it out")
+    for name in ("delay", "mixing", "outer_dtype", "outer_device"):
+        if value := asked[name]:
+            accepted = "left out beside quorum="
+            raise invalid(name, value, accepted, "train in lock step, or leave it out")
     grace = asked["grace"]
     if grace is None or (isinstance(grace, str) and grace != "adaptive"):
         raise invalid("grace", grace, "'adaptive' or seconds, from 0", "leave it out")
+    tape = asked["tape"]
+    if tape is not None and not callable(tape):
+        raise invalid("tape", tape, "a function of a JSON line", "pass tape=print")
     return Rules(
         quorum=asked["quorum"],
         every=rhythm.every,
@@ -453,7 +553,7 @@ def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
         grace_s=None if grace == "adaptive" else grace,
         weights=asked["weights"],
         merge=asked["merge"],
-        is_measured=asked["tape"] is not None,
+        is_measured=tape is not None,
     )
 
 

@@ -22,8 +22,6 @@ Douillard et al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025
 >>> handle.detach()
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,6 +34,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ...contract import Compressor, Exchange
 from ...errors import invalid
+from ..grid.dtensors import is_dtensor
 from .local_steps import local_steps
 from .lock_step import LocalSteps
 from .outer import DILOCO, PLAIN, MakeOuter
@@ -244,7 +243,8 @@ def muloco(
     Source: Thérien et al. 2025, arXiv 2505.23725. The defaults (5 steps, 4 bits,
     SlowMo's outer optimizer) are those of docs/measured.md. The paper has 30 steps, 2
     bits with error feedback and a tuned Nesterov momentum:
-    ``every=30, exchange=gw.compress.sparseloco(density=1.0), outer=...``.
+    ``every=30, exchange=gw.compress.sparseloco(density=1.0), outer=...``, with
+    gradwire-lab.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
@@ -387,6 +387,10 @@ class MuonWithAdamW(Optimizer):
     def _split(self, param: nn.Parameter, values: Tensor) -> Sequence[Tensor]:
         if param.dim() == 2 or param in self._kernels:
             return [values.flatten(1)]
+        if is_dtensor(param):
+            given = f"shards of {tuple(param.shape)}"
+            remedy = "make each of them a parameter, or give Muon the others alone"
+            raise invalid("experts for Muon", given, "whole ones", remedy)
         return values.flatten(0, -3).unbind()
 
     def state_dict(self) -> dict[str, Any]:

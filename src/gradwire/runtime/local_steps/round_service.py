@@ -9,21 +9,28 @@ goes on.
 
 If ranks may be lost, this thread goes on without them (``going_on``), and training goes
 on meanwhile. Messages of the connections before are dropped.
+
+Rank 0 sees a newcomer in the store, and invites all ranks to meet it (`rejoin`). They
+connect beside their rounds. Then this thread stands still until all have announced
+their place in the rounds, by which the next epoch begins. A rank that is cut off trains
+on alone, and comes back in the same way.
 """
 
-from __future__ import annotations
-
+import json
 import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...errors import ExitCode, RankFailed
+from ...errors import ExitCode, RankFailed, RanksDiffer
 from ...exchange.rounds import (
     Answer,
     Merge,
@@ -33,9 +40,18 @@ from ...exchange.rounds import (
 )
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
-from ..survive.going_on import Connect, Successors, go_on_without
-from ..transport.wire import as_on_a_lane, in_background
-from .mail import NAME, Drained, Leaving, Mail, Note, RoundMessage
+from ..liveness.membership import Membership
+from ..survive.going_on import Connect
+from ..survive.rejoin import Admitted, Lookout, Offer, Returning, come_together
+from ..transport.wire import (
+    REJOINED,
+    Channel,
+    as_on_a_lane,
+    has_store,
+    in_background,
+)
+from .going_on import Successors, channel_of, go_on_without
+from .mail import NAME, Drained, Invitation, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5
 """Seconds between two looks whether the run has failed."""
@@ -49,28 +65,56 @@ _log = logging.getLogger("gradwire")
 _Event = Callable[[], None]
 
 
+class Survival(NamedTuple):
+    """How a run goes on without lost ranks, and with newcomers.
+
+    Args:
+        connect: Makes the engine of the ranks that go on.
+        on_epoch: Called with these ranks, in the thread of the rounds.
+        fingerprint: What a newcomer must share.
+        shared: Returns what a newcomer takes over beside the rounds.
+        first_label: The number in the job of the first newcomer.
+    """
+
+    connect: Connect
+    on_epoch: Callable[[Successors], object]
+    fingerprint: str
+    shared: Callable[[], Mapping[str, Any]]
+    first_label: int
+
+
+@dataclass(eq=False)
+class Admission:
+    """The way in of a newcomer, as this rank sees it."""
+
+    own: Future[dict[str, Any]] = field(default_factory=Future)
+    """This rank's place, once it stands still."""
+    meeting: Future[Admitted | str] | None = None
+    channel: Channel | None = None
+    since_s: float = field(default_factory=time.monotonic)
+
+
 class RoundService:
     """Carries messages between one rank's rounds and all ranks'.
 
     Args:
         engine: The engine, whose ranks these are.
         rounds: This rank's part in the rounds.
-        connect: Makes the engine of the ranks that go on. None (the default): a lost
-            rank ends the run.
-        on_epoch: Called with the ranks that go on, in this thread.
+        survival: How the run goes on. None (the default): a lost rank ends it.
+        run: The run's ranks, into which this newcomer has come. None (the default): all
+            ranks begin together.
     """
 
     def __init__(
         self,
         engine: Engine,
         rounds: PartialRounds,
-        connect: Connect | None = None,
-        on_epoch: Callable[[Successors], object] = lambda left: None,
+        survival: Survival | None = None,
+        run: Successors | None = None,
     ) -> None:
         self.rounds = rounds
-        self._connect = connect
-        self._on_epoch = on_epoch
-        self._first = engine.who.numbers
+        self._survival = survival
+        self._first = engine
         self._labels: Sequence[int] = range(engine.world)
         """The rounds' numbers of the engine's ranks."""
         self._failure: BaseException | None = None
@@ -97,23 +141,48 @@ class RoundService:
         """Messages of ranks that have gone on from a joint call before this one."""
         self._num_receivers: Counter[int] = Counter()
         """The ranks that do not have a fragment's last merge yet."""
+        self._catching_up: set[tuple[int, int]] = set()
+        """Fragments and ranks whose parts of the anchor are on their way."""
+        self._lookout: Lookout | None = None
+        self._admission: Admission | None = None
+        """The newcomer that is on its way in."""
+        self._parted_by: BaseException | None = None
+        """The error by which this rank is alone, until it comes back."""
+        self._gives_up_s = inf
+        """When it ends, as nobody has taken it back."""
+        self._invited: set[int] = set()
+        """The newcomers that this rank has invited all ranks to meet."""
         self._mail: Mail | None = None
-        self._open_mail()
+        if run is None:
+            self._open_mail(channel_of(engine))
+        else:
+            self._num_met = self._num_calls = max(one["met"] for one in run.values)
+            self._begin_epoch(run)
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._thread.start()
 
-    def _open_mail(self) -> None:
-        """Connects the engine's ranks."""
+    def _open_mail(self, channel: Channel | None) -> None:
+        """Opens the mail of the engine's ranks, and looks out for newcomers."""
         engine = self._engine
-        if self._connect is not None:
-            engine.on_failure = partial(self._notice, engine)
-            engine.check()
-        if engine.world > 1:
-            channel = engine.open_beside("rounds")
+        survival = self._survival
+        self._mail = None
+        if channel is not None:
             take = partial(self._take, engine)
-            self._mail = Mail(
-                channel, engine.timeout, take, partial(self._lose, engine)
-            )
+            fail = partial(self._lose, engine)
+            self._mail = Mail(channel, engine.timeout, take, fail)
+        if survival is None:
+            return
+        engine.on_failure = partial(self._notice, engine)
+        try:
+            engine.check()
+        except RankFailed as failure:
+            self._notice(engine, failure)
+        looks_out = engine.rank == 0 and self._parted_by is None and has_store()
+        if self._lookout is not None and not looks_out:
+            self._lookout.close()
+            self._lookout = None
+        elif looks_out and self._lookout is None:
+            self._lookout = Lookout(survival.fingerprint, self._see)
 
     @property
     def sent_bytes(self) -> int:
@@ -124,13 +193,10 @@ class RoundService:
         """Sends requests to their ranks, beside training."""
         engine = self._engine
         for request in requests:
-            target = self.rounds.owner_of[request.fragment]
             if isinstance(request, Snapshot):
-                target = request.rank
-            self._send(target, request)
-        for request in requests:
-            if isinstance(request, Snapshot):
-                self._queue.put(partial(self._release, engine, request.fragment))
+                self._queue.put(partial(self._hand_on, engine, request))
+            else:
+                self._send(self.rounds.owner_of[request.fragment], request)
 
     def check(self) -> None:
         """Raises if the run has failed, or a rank has left without the others."""
@@ -139,7 +205,7 @@ class RoundService:
     def _check(self, left: set[int]) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._connect is None:
+        if self._survival is None:
             self._engine.check()
         if left:
             ranks = tuple(self._labels.index(label) for label in sorted(left))
@@ -151,7 +217,7 @@ class RoundService:
                 "detach()",
                 "its last message",
             )
-            if self._connect is None:
+            if self._survival is None:
                 raise error
 
     def meet(self, note: Note, settle: Callable[[], None]) -> list[Note]:
@@ -207,12 +273,14 @@ class RoundService:
             in_background(self.close)
             return
         self._queue.put(None)
+        if self._lookout is not None:
+            self._lookout.close()
         if self._mail is not None:
             self._mail.close(is_whole=not self._engine.has_failed)
         self._thread.join(_LOOK_S)
         # The handle, which keeps this, would keep the channel's connections.
         self._mail = None
-        if self._labels != range(len(self._first)):
+        if self._engine is not self._first:
             self._engine.close()
 
     # From here on in the service's thread.
@@ -281,6 +349,8 @@ class RoundService:
                 self._meet()
             case Leaving():
                 self._left.add(src)
+            case Invitation():
+                self._come_together(message)
             case _:
                 self._answer(self.rounds.receive(message, time.monotonic()))
                 self._meet()
@@ -294,7 +364,8 @@ class RoundService:
 
     def _meet(self) -> None:
         """Ends the wait of a joint call, if all has arrived; no epoch begins then."""
-        is_waiting = self._num_met == self._num_calls and not self.rounds.awaited
+        is_whole = self._parted_by is None and not self.rounds.awaited
+        is_waiting = self._num_met == self._num_calls and is_whole
         if is_waiting and len(self._drained) == self._engine.world:
             self._num_met += 1
             self._met.append([self._notes[rank] for rank in sorted(self._notes)])
@@ -304,16 +375,27 @@ class RoundService:
 
     def _answer(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
-            on_sent = None
-            if isinstance(answer, Merge) and self._mail is not None:
-                fragment = answer.fragment
-                self.rounds.owners[fragment].is_sending = True
-                self._num_receivers[fragment] = self._engine.world - 1
-                sent = partial(self._sent, self._engine, fragment, time.monotonic())
-                on_sent = partial(self._queue.put, sent)
             self.rounds.receive(answer, time.monotonic())
-            self._send_to_others(answer, on_sent)
+            if isinstance(answer, Merge):
+                self._send_merge(answer)
+            else:
+                self._send_to_others(answer)
         self._news.set()
+
+    def _send_merge(self, merge: Merge) -> None:
+        """Sends a merge, and holds the next one until all have it.
+
+        A rank that catches up holds nobody up: its merges wait behind the anchor.
+        """
+        fragment = merge.fragment
+        others = {*self._labels} - {self.rounds.rank}
+        late = {rank for rank in others if (fragment, rank) in self._catching_up}
+        self._num_receivers[fragment] = len(others - late)
+        self.rounds.owners[fragment].is_sending = others > late
+        sent = partial(self._sent, self._engine, fragment, time.monotonic())
+        for rank in others:
+            is_held = rank not in late
+            self._send(rank, merge, partial(self._queue.put, sent) if is_held else None)
 
     def _sent(self, engine: Engine, fragment: int, since_s: float) -> None:
         """Notes that one more rank has a merge."""
@@ -324,6 +406,17 @@ class RoundService:
             self.rounds.owners[fragment].sync_s = time.monotonic() - since_s
             self._release(engine, fragment)
 
+    def _hand_on(self, engine: Engine, snapshot: Snapshot) -> None:
+        """Sends a part of an anchor, and lets rounds close meanwhile."""
+        if engine is not self._engine:
+            return
+        late = (snapshot.fragment, snapshot.rank)
+        self._catching_up.add(late)
+        sent = partial(self._catching_up.discard, late)
+        self._send(snapshot.rank, snapshot, partial(self._queue.put, sent))
+        if snapshot.fragment in self.rounds.owners:
+            self._release(engine, snapshot.fragment)
+
     def _release(self, engine: Engine, fragment: int) -> None:
         """Lets a round close, as what goes before is on its way."""
         if engine is self._engine:
@@ -332,49 +425,66 @@ class RoundService:
                 self._close_due()
 
     def _notice(self, engine: Engine, failure: BaseException) -> None:
-        self._queue.put(partial(self._lose_ranks, engine, failure))
+        lose = partial(self._lose_ranks, engine, failure, time.monotonic())
+        self._queue.put(lose)
 
-    def _lose_ranks(self, engine: Engine, failure: BaseException) -> None:
+    def _lose_ranks(
+        self, engine: Engine, failure: BaseException, since_s: float
+    ) -> None:
         """Goes on without lost ranks, now or after the joint call under way."""
         if engine is not self._engine:
             return
         if self._num_met > self._num_calls:
-            self._put_off.append(partial(self._lose_ranks, engine, failure))
+            self._put_off.append(partial(self._lose_ranks, engine, failure, since_s))
             return
+        assert self._survival is not None
+        connect = self._survival.connect
+        own = self._own()
+
+        def go_on() -> Successors:
+            run = go_on_without(engine, failure, connect, own, since_s)
+            if run.is_parted:
+                if self.rounds.last_owners:
+                    raise failure
+                self._parted_by = failure
+                self._gives_up_s = time.monotonic() + engine.timeout.total_seconds()
+            return run
+
+        self._begin(go_on)
+        if self._parted_by is not None:
+            self._come_back()
+
+    def _own(self) -> dict[str, Any]:
+        """This rank's place before an epoch, which it announces."""
+        assert self._survival is not None
+        row = self.rounds.row()
+        shared = self._survival.shared()
+        return {"rank": self.rounds.rank, "met": self._num_met, "row": row, **shared}
+
+    def _begin(self, connect: Callable[[], Successors]) -> None:
+        """Begins the next epoch of rounds, or ends this rank's run."""
         if self._mail is not None:
             self._mail.end()
         try:
-            self._begin_epoch(engine, failure)
+            self._begin_epoch(connect())
         except BaseException as error:
             self._failure = error
         self._news.set()
 
-    def _begin_epoch(self, engine: Engine, failure: BaseException) -> None:
-        """Begins the next epoch of rounds among the ranks that are left."""
-        assert self._connect is not None
-        own = [self._num_met, *self.rounds.row()]
-        while True:
-            left = go_on_without(engine, failure, self._connect, own)
-            engine = left.engine
-            self._mail = None
-            self._engine = engine
-            try:
-                self._open_mail()
-                break
-            except RankFailed as later:
-                failure = later
-        first = self._first
-        numbers = engine.who.numbers
-        self._labels = [first.index(n) if n in first else n for n in numbers]
-        rows = left.values
+    def _begin_epoch(self, run: Successors) -> None:
+        assert self._survival is not None
+        self._engine = run.engine
+        self._labels = [one["rank"] for one in run.values]
+        self._open_mail(run.channel)
+        self._admission = None
         self._num_receivers.clear()
+        self._catching_up.clear()
         self._left.clear()
         self._held.clear()
         self._drained.clear()
-        of_rounds = [row[1:] for row in rows]
-        self.rounds.begin_epoch(dict(zip(self._labels, of_rounds, strict=True)))
-        self._on_epoch(left)
-        if max(row[0] for row in rows) > self._num_met:
+        self.rounds.begin_epoch({one["rank"]: one["row"] for one in run.values})
+        self._survival.on_epoch(run)
+        if max(one["met"] for one in run.values) > self._num_met:
             # Others have met: they have heard this rank, which has all notes then.
             self._drained.update(self._labels)
             self._meet()
@@ -382,6 +492,120 @@ class RoundService:
             self._notes.clear()
             if self._note is not None:
                 self._announce(self._note)
+
+    def _see(self, number: int, label: str) -> None:
+        self._queue.put(partial(self._invite, number, label))
+
+    def _invite(self, number: int, label: str) -> None:
+        """Has all ranks meet a newcomer, one at a time, and none in a joint call."""
+        assert self._survival is not None
+        invitation = Invitation(number, self._survival.first_label + number - 1)
+        if label:
+            invitation = Invitation(number, int(label))
+        is_busy = self._admission is not None or self._is_in_joint_call
+        is_here = invitation.label in self._engine.who.numbers
+        if is_busy or is_here or number in self._invited:
+            return
+        self._invited.add(number)
+        self._send_to_others(invitation)
+        self._come_together(invitation)
+
+    @property
+    def _is_in_joint_call(self) -> bool:
+        return self._note is not None or bool(self.rounds.last_owners)
+
+    def _come_together(self, invitation: Invitation) -> None:
+        """Begins to meet a newcomer, beside the rounds."""
+        engine = self._engine
+        labels = [*engine.who.numbers, invitation.label]
+        offer = Offer(invitation.number, labels, self.rounds.epoch.number)
+
+        def meet(connect: Connect, heal: Callable[[Engine], Any]) -> Admitted | str:
+            return come_together(offer, connect, heal, engine.timeout, engine)
+
+        self._admit(meet)
+
+    def _come_back(self) -> None:
+        """Begins to ask the others to take this rank in again."""
+        assert self._survival is not None
+        fingerprint = json.loads(self._survival.fingerprint)
+        [label] = self._engine.who.numbers
+        timeout = self._engine.timeout
+
+        def meet(connect: Connect, heal: Callable[[Engine], Any]) -> Admitted | str:
+            time.sleep(_LOOK_S)
+            # a new connection, as one that waits for a lost packet waits for long
+            Membership(REJOINED, 0, 1).ask(
+                lambda store: store.check(["run"]), timedelta(seconds=_LOOK_S)
+            )
+            returning = Returning(label)
+            returning.ask(fingerprint, timeout)
+            returning.enter(connect, heal, timeout)
+            return returning.admitted
+
+        self._admit(meet)
+
+    def _admit(
+        self, meet: Callable[[Connect, Callable[[Engine], Any]], Admitted | str]
+    ) -> None:
+        """Has ``meet`` connect all ranks in the background."""
+        assert self._survival is not None
+        self._admission = admission = Admission()
+
+        def heal(joined: Engine) -> dict[str, Any]:
+            admission.channel = channel_of(joined)
+            self._queue.put(partial(self._stand_still, admission))
+            return admission.own.result()
+
+        meeting = in_background(partial(meet, self._survival.connect, heal))
+        admission.meeting = meeting
+        end = partial(self._end_admission, admission)
+        meeting.add_done_callback(lambda _: self._queue.put(end))
+
+    def _stand_still(self, admission: Admission) -> None:
+        """Announces this rank's place, and does nothing until all ranks have."""
+        is_busy = self._parted_by is None and self._is_in_joint_call
+        if admission is not self._admission or is_busy:
+            busy = RankFailed("the ranks make a joint call, or have lost a rank")
+            admission.own.set_exception(busy)
+            return
+        admission.own.set_result(self._own())
+        assert admission.meeting is not None
+        wait([admission.meeting])
+        self._end_admission(admission)
+
+    def _end_admission(self, admission: Admission) -> None:
+        """Begins an epoch with the newcomer, unless it stays out."""
+        if admission is not self._admission or admission.meeting is None:
+            return
+        self._admission = None
+        try:
+            found = admission.meeting.result()
+        except (RankFailed, RanksDiffer) as error:
+            found = said(error)
+        if isinstance(found, str):
+            self._stay_out(found)
+            return
+        old = self._engine
+        if self._parted_by is not None:
+            self._parted_by = None
+            # joint calls of the others meanwhile are over
+            self._num_met = max(one["met"] for one in found.values)
+            self._num_calls = self._num_met
+        channel = admission.channel
+        engine, group, values = found
+        run = Successors(engine, group, channel, values, admission.since_s)
+        self._begin(lambda: run)
+        in_background(old.close)
+
+    def _stay_out(self, why: str) -> None:
+        """Goes on as before; a rank that is cut off asks again, for the time-out."""
+        if self._parted_by is None:
+            _log.warning("a new process could not join: %s", why)
+        elif time.monotonic() < self._gives_up_s:
+            self._come_back()
+        else:
+            self._failure = self._parted_by
 
     def _go_on(self) -> None:
         self._note = None
@@ -423,8 +647,8 @@ class RoundService:
             engine.unreachable("exchange rounds", error, self.rounds.step)
 
     def _refuse_unlike(self, notes: list[Note]) -> None:
-        for field, what, remedy in _ALIKE:
-            values: list[Any] = [getattr(note, field) for note in notes]
+        for name, what, remedy in _ALIKE:
+            values: list[Any] = [getattr(note, name) for note in notes]
             if len({*values}) > 1:
                 ranks = tuple(r for r, v in enumerate(values) if v != values[0])
                 text = (

@@ -21,8 +21,6 @@ C++. Call ``handle.synchronize()`` before them. Where autograd notices such a lo
 write through ``p.detach()``, a use in a forward pass), the run ends with an error.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import weakref

@@ -15,8 +15,6 @@ to ``.grad`` from C++, by ``__torch_dispatch__``. Two ways are not caught.
 (``held = param.data``) has the storage already.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable, Mapping

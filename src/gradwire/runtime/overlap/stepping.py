@@ -10,8 +10,6 @@ not trusted to do so.
 learning-rate schedulers that are made before it and after it.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator

@@ -9,8 +9,6 @@ every rank saves and loads its own state_dict, or one rank saves all ranks'.
 ``redistribute`` makes new ones of all old ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ it cannot, and goes on when all have done so. Nobody waits there for a rank that
 refused, nor for one that has begun the next step instead.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait

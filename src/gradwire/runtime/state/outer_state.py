@@ -1,7 +1,5 @@
 """The saved state of local steps' outer optimizer: its form, its cuts and merge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -54,7 +52,7 @@ class OuterForm(NamedTuple):
     order: Sequence[str]
     """The parameters in the outer optimizer's order."""
     parts: Mapping[str, Tensor]
-    """This rank's part of each parameter."""
+    """The anchor of this rank's part of each parameter."""
     fields: Sequence[str]
     """Fields with a value for each element that a state has at some moments alone."""
 
@@ -87,7 +85,10 @@ def spread_outer(saved: Mapping[str, Any], form: OuterForm) -> None:
     for name in params:
         part = form.parts[name]
         for field in form.fields:
-            blank = torch.zeros(part.numel(), dtype=working_dtype(part.dtype))
+            # means travel in the working dtype, whatever anchors are kept in
+            wide = working_dtype(part.dtype)
+            dtype = wide if field == "arriving" else part.dtype
+            blank = torch.zeros(part.numel(), dtype=dtype)
             params[name][f"{_OUTER}{field}_N"] = blank
     for held, key, name, path in _leaves(saved["outer"], form.order):
         value = held[key]

@@ -1,7 +1,5 @@
 """Redistribution: state for another number of ranks, from all old ranks' states."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ holds of the parameter. All else is small, and lies in one object that holds eve
 rank's.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from functools import partial

@@ -15,8 +15,6 @@ it moves to other ranks:
 * A field of a whole message: it is copied if the new message is as long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -210,7 +208,7 @@ def check_layout(
             f"dtype of {what}",
             tensor.dtype,
             str(dtype),
-            "load the state of a model of the same dtypes",
+            "load the state of a model of the same dtypes, with the same outer_dtype",
         )
 
 

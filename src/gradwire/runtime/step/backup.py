@@ -15,8 +15,6 @@ Fields that belong to the whole message, such as a counter of draws, go on unles
 parameters were skipped.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol

@@ -23,8 +23,6 @@ both copies are made anyway. It must know which fields are in the gradient's uni
 leaves thresholds wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property

@@ -5,8 +5,6 @@ message has a ``Member.selection``: how many elements it selected. The sums over
 messages give the step's densities. Nothing here communicates.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math

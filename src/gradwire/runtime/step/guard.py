@@ -7,8 +7,6 @@ The part that an exchange holds back for later steps counts as missed in this st
 error feedback does not lower the figure.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from math import isfinite, sqrt

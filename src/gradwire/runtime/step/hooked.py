@@ -7,8 +7,6 @@ attached. Nor does ``torch.compile`` trace into these hooks, as they compute not
 the model.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import sys

@@ -1,7 +1,5 @@
 """Hooks into a plain nn.Module: gradients as they come, and the end of backward."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import weakref

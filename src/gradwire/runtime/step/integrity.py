@@ -14,8 +14,6 @@ A digest is zlib's CRC-32. One core takes 10 GB/s, so the default of one step in
 costs steps of 100 ms less than 1 % up to 640 MB of parameters.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -15,8 +15,6 @@ parameters. A parameter that no rank used gets no mean, and its state is put bac
 (``take_back``).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

@@ -16,8 +16,6 @@ A third mistake is a loss scaler that was not given to ``attach``. Residuals wou
 its scale, which changes, and steps that it skips would not be undone.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any

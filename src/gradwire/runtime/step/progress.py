@@ -1,7 +1,5 @@
 """Progress: how far a model has got; it opens, ends and times steps."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import weakref

@@ -7,8 +7,6 @@ neither mean is right. A DDP inside of a wrapper is attached in the wrapper's pl
 made later is refused when it takes the model in.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -8,8 +8,6 @@ message ends, and drop the step. A rank that has all of its gradients waits for 
 means and repeats nothing: then all raise ``LoopMistake``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...errors import ExitCode, RankFailed

@@ -1,7 +1,5 @@
 """The message of one parameter whose gradient is row-sparse."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property

@@ -15,8 +15,6 @@ models, around three methods:
 Passes about which the scaler has not decided yet accumulate gradients for one step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

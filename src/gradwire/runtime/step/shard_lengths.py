@@ -1,7 +1,5 @@
 """Ranks with parts of the same layers announce their messages' lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any

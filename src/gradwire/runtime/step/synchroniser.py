@@ -11,8 +11,6 @@ used keeps the gradient None on every rank, as in plain training. Its residual w
 the parameter's next use.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext

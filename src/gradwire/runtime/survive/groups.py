@@ -11,8 +11,6 @@ torch has no public way into its tables. Where one of them is missing, the group
 carries collectives, and a warning says that torch does not know its ranks.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from datetime import timedelta

@@ -4,6 +4,7 @@ Ranks meet it in the job's store, by these keys below ``gradwire/rejoin``:
 
 * ``run``: the fingerprint of the run, with which a newcomer compares its own.
 * ``asked``: the number of newcomers that have asked; the n-th is newcomer n.
+* ``n/label``: the number in the job of a rank that comes back; else empty.
 * ``n/beat``: a number that newcomer n counts up while it lives.
 * ``n/offer``: its place, which rank 0 writes.
 * ``n/over``: there once its asking has ended.
@@ -21,8 +22,6 @@ residual, is the rank's own. There a newcomer begins as before a first step, and
 others scale theirs by new over old number of ranks, as ``redistribute`` does: a mean
 over more ranks delivers less of each.
 """
-
-from __future__ import annotations
 
 import json
 import threading
@@ -100,6 +99,10 @@ class Healing(NamedTuple):
         }
         return packed(parts)
 
+    def receive(self, messages: Sequence[Message], engine: Engine) -> None:
+        """Takes over what rank 0 sends."""
+        self.take_over(receive(0, engine.routes.first_channel), messages)
+
     def take_over(self, data: Any, messages: Sequence[Message]) -> None:
         """Puts what ``packed`` has made on another rank in this one's place."""
         parts = read_packed(data)
@@ -121,12 +124,18 @@ class Lookout:
     """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
 
     ``number`` is that of the newcomer that has waited longest; 0 where none waits and
-    lives.
+    lives. ``on_seen`` is called with it and its ``label`` again and again while it
+    waits.
     """
 
-    def __init__(self, fingerprint: str) -> None:
+    def __init__(
+        self,
+        fingerprint: str,
+        on_seen: Callable[[int, str], object] = lambda number, label: None,
+    ) -> None:
         self.number = 0
         self._fingerprint = fingerprint
+        self._on_seen = on_seen
         self._stop = threading.Event()
         self._watching = in_background(self._watch)
 
@@ -139,15 +148,23 @@ class Lookout:
         with suppress(dist.DistError):  # the pulse says that the store is lost
             store = own_store(REJOINED)
             beats = dict[int, int]()
-            store.set("run", self._fingerprint)
+            for number in range(1, store.add("asked", 0) + 1):
+                if store.check([f"{number}/offer"]):
+                    # by a rank 0 that is lost
+                    store.set(f"{number}/over", "")
             while not self._stop.wait(PERIOD_S):
+                # again and again, as a rank 0 that the others have left deletes it
+                store.set("run", self._fingerprint)
                 now = {
                     n: store.add(f"{n}/beat", 0)
                     for n in range(1, store.add("asked", 0) + 1)
                     if not store.check([f"{n}/over"])
                 }
-                alive = (n for n in now if now[n] > beats.get(n, now[n]))
+                alive = [n for n in now if now[n] > beats.get(n, now[n])]
                 self.number = min(alive, default=0)
+                if self.number:
+                    label = store.get(f"{self.number}/label").decode()
+                    self._on_seen(self.number, label)
                 beats = now
             store.delete_key("run")
 
@@ -168,17 +185,27 @@ class Offer(NamedTuple):
         return Membership(name, rank % world, world, tuple(self.labels))
 
 
+class Admitted(NamedTuple):
+    """All ranks and a newcomer, as their engine and their process group know them."""
+
+    engine: Engine
+    group: Group
+    values: list[Any]
+    """The value that each of them has announced."""
+
+
 def come_together(
     offer: Offer,
     connect: Callable[[Membership], Engine],
-    heal: Callable[[Engine], None],
+    heal: Callable[[Engine], Any],
     timeout: timedelta,
     old: Engine | None = None,
-) -> tuple[Engine, Group] | str:
-    """An engine and a group of all ranks and the newcomer, or why it stays out.
+) -> Admitted | str:
+    """All ranks and the newcomer, or why it stays out.
 
     All ranks get the same. ``old`` is the world that they go on in where it stays out;
-    the newcomer has none. ``heal`` is called with the new engine on each.
+    the newcomer has none. ``heal`` is called with the new engine on each. The value
+    that it returns has a JSON form.
     """
     who = offer.who() if old is None else offer.who(old.rank)
     name = f"{who.name}/group"
@@ -187,13 +214,12 @@ def come_together(
     def work() -> tuple[Engine, Group]:
         with refusing(who):
             if who.rank == 0:
-                in_background(partial(_watch, offer.number, who))
                 own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
             engine = connect(who)
             opened.callback(engine.close)
             group = open_group(name, who.rank, who.world, timeout)
-            heal(engine)
-        who.post({})
+            value = heal(engine)
+        who.post([value])
         return engine, group
 
     def look(absent: object, found: Mapping[int, Any]) -> bool:
@@ -208,29 +234,40 @@ def come_together(
             return True
         return bool(refusals(found))
 
-    def decide(found: Mapping[int, Any]) -> str:
-        late = f"not all ranks were ready within {timeout}"
-        reasons = [*refusals(found).values()]
-        reasons += [late] * (len(found) < who.world)
-        return reasons[0] if reasons else ""
+    def decide(found: Mapping[int, Any]) -> list[Any] | str:
+        return _verdict(found, who.world, timeout)
 
     working = in_background(work)
-    why: str | None = None
+    in_background(partial(_watch, offer.number, who))
+    verdict: list[Any] | str = ""
     what = "a newcomer's attach"
     try:
-        why = who.agree(None, decide, timeout, what=what, look=look, is_partial=True)
+        verdict = who.agree(
+            None, decide, timeout, what=what, look=look, is_partial=True
+        )
     finally:
         # a rank that saw the connections close before would give that as the reason
-        if why != "":
+        if isinstance(verdict, str):
             working.add_done_callback(lambda _: opened.close())
-    in_background(partial(_close, offer.number, who, why))
-    if why:
-        return why
+    in_background(partial(_close, offer.number, who, verdict))
+    if isinstance(verdict, str):
+        return verdict
     engine, group = working.result()
-    if old is None:
+    if old is None and not dist.is_initialized():
         stand_outside(offer.labels[-1])
     register_group(group, name, who.ranks)
-    return engine, group
+    return Admitted(engine, group, verdict)
+
+
+def _verdict(
+    found: Mapping[int, Any], world: int, timeout: timedelta
+) -> list[Any] | str:
+    """The values of all ranks, or a reason against the newcomer."""
+    for reason in refusals(found).values():
+        return reason
+    if len(found) < world:
+        return f"not all ranks were ready within {timeout}"
+    return [found[rank][0] for rank in range(world)]
 
 
 def _watch(number: int, who: Membership) -> None:
@@ -242,24 +279,93 @@ def _watch(number: int, who: Membership) -> None:
             who.post({REFUSAL: "it shows no sign of life"})
             return
         time.sleep(PERIOD_S / 2)
+    if who.rank == who.world - 1:
+        # where others have not said so by a verdict
+        who.post({REFUSAL: "its place is gone, with the rank that gave it"})
 
 
-def _close(number: int, who: Membership, why: str) -> None:
+def _close(number: int, who: Membership, verdict: list[Any] | str) -> None:
     """Ends a newcomer's asking."""
     own_store(REJOINED).set(f"{number}/over", "")
-    if why:  # a rank that still connects hears it by the pulse
+    if isinstance(verdict, str):  # a rank that still connects hears it by the pulse
         alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out")
         own_store(who.name).compare_set(ALARM, "", alarm.encoded())
 
 
-class Newcomer:
-    """This process on its way into a run whose ranks meet in ``store``.
+class Returning:
+    """A process on its way into a run, which has had a ``label`` there, or none.
 
-    ``seconds`` is the time that it took.
+    ``seconds`` is the time that it took. If it ``asks_again``, it stays out only once
+    the time-out is over.
     """
 
-    group: Group
+    admitted: Admitted
     offer: Offer
+    asks_again = False
+
+    def __init__(self, label: int | None = None) -> None:
+        self._label = "" if label is None else str(label)
+        self.start_s = time.monotonic()
+        self.seconds = 0.0
+
+    def ask(self, fingerprint: Fingerprint, timeout: timedelta) -> Membership:
+        """This process's place in the run.
+
+        Raises ``RanksDiffer`` or ``RankFailed`` without one.
+        """
+        patience = patience_of(timeout)
+        self._ask = partial(
+            _PLACE.ask,
+            lambda store: self._asked(store, fingerprint, timeout),
+            patience,
+        )
+        self._end_s = time.monotonic() + timeout.total_seconds()
+        self.offer = self._ask()
+        return self.offer.who()
+
+    def enter(
+        self,
+        connect: Callable[[Membership], Engine],
+        heal: Callable[[Engine], Any],
+        timeout: timedelta,
+    ) -> Engine:
+        """Connects, takes over what ranks share, and hears the verdict."""
+        while isinstance(
+            found := come_together(self.offer, connect, heal, timeout), str
+        ):
+            if not self.asks_again or time.monotonic() > self._end_s:
+                raise _stays_out(found)
+            self.offer = self._ask()
+        self.admitted = found
+        self.seconds = time.monotonic() - self.start_s
+        return found.engine
+
+    def _asked(self, store: Any, fingerprint: Fingerprint, timeout: timedelta) -> Offer:
+        if missing_keys(store, ["run"], timeout.total_seconds()):
+            raise RankFailed(
+                f"no running job was found in this store within {timeout}; "
+                "pass the store of a job whose ranks train with on_failure='shrink'"
+            )
+        if differs := difference(
+            json.loads(store.get("run")), json.loads(json.dumps(fingerprint))
+        ):
+            raise RanksDiffer(
+                f"the run and this newcomer do not train the same thing: {differs}; "
+                "start it with the run's model, settings and versions"
+            )
+        patience = patience_of(timeout)
+        number = store.add("asked", 1)
+        store.set(f"{number}/label", self._label)
+        in_background(lambda: _live(number))
+        offer = f"{number}/offer"
+        if missing_keys(store, [offer], patience.total_seconds()):
+            store.set(f"{number}/over", "")
+            raise _stays_out(f"no place was offered within {patience}")
+        return Offer(number, *json.loads(store.get(offer)))
+
+
+class Newcomer(Returning):
+    """This process on its way into a run whose ranks meet in ``store``."""
 
     def __init__(
         self,
@@ -278,60 +384,7 @@ class Newcomer:
             accepted = "beside on_failure='shrink' and an optimizer"
             raise invalid("rejoin", given, accepted, _BOTH)
         meet_in(store)
-        self._start_s = time.monotonic()
-        self.seconds = 0.0
-
-    def ask(self, fingerprint: Fingerprint, timeout: timedelta) -> Membership:
-        """This process's place in the run.
-
-        Raises ``RanksDiffer`` or ``RankFailed`` without one.
-        """
-        patience = patience_of(timeout)
-        self.offer = _PLACE.ask(
-            lambda store: self._asked(store, fingerprint, timeout), patience
-        )
-        return self.offer.who()
-
-    def enter(
-        self,
-        connect: Callable[[Membership], Engine],
-        healing: Healing | None,
-        messages: Sequence[Message],
-    ) -> Engine:
-        """Connects, takes over what ranks share, and hears the verdict."""
-        assert healing is not None, "refused without on_failure='shrink'"
-
-        def heal(engine: Engine) -> None:
-            healing.take_over(receive(0, engine.routes.first_channel), messages)
-
-        found = come_together(self.offer, connect, heal, healing.timeout)
-        if isinstance(found, str):
-            raise _stays_out(found)
-        engine, self.group = found
-        self.seconds = time.monotonic() - self._start_s
-        return engine
-
-    def _asked(self, store: Any, fingerprint: Fingerprint, timeout: timedelta) -> Offer:
-        if missing_keys(store, ["run"], timeout.total_seconds()):
-            raise RankFailed(
-                f"no running job was found in this store within {timeout}; "
-                "pass the store of a job whose ranks train with on_failure='shrink'"
-            )
-        if differs := difference(
-            json.loads(store.get("run")), json.loads(json.dumps(fingerprint))
-        ):
-            raise RanksDiffer(
-                f"the run and this newcomer do not train the same thing: {differs}; "
-                "start it with the run's model, settings and versions"
-            )
-        patience = patience_of(timeout)
-        number = store.add("asked", 1)
-        in_background(lambda: _live(number))
-        offer = f"{number}/offer"
-        if missing_keys(store, [offer], patience.total_seconds()):
-            store.set(f"{number}/over", "")
-            raise _stays_out(f"no place was offered within {patience}")
-        return Offer(number, *json.loads(store.get(offer)))
+        super().__init__()
 
 
 def patience_of(timeout: timedelta) -> timedelta:

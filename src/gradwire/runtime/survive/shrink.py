@@ -44,7 +44,7 @@ from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.report import StepReport
 from ..transport.wire import Group, has_store
-from .going_on import go_on_without
+from .going_on import survivors_of
 from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
 
 
@@ -281,7 +281,7 @@ class Shrinking:
         num_steps = progress.step
         is_open = synchroniser.open
         own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
-        left = go_on_without(old, failure, self._connect, own, self._run.group)
+        left = survivors_of(old, failure, self._connect, own, self._run.group)
         self._undo.callback(left.engine.close)
         decision = decided(
             [Counted(*value) for value in left.values],
@@ -391,7 +391,7 @@ class Shrinking:
                 "a new process could not join at step %d: %s", offer.step, admitted
             )
             return
-        engine, group = admitted
+        engine, group, _ = admitted
         old.close()
         self._undo.callback(engine.close)
         self._move(engine, group, is_by_element)

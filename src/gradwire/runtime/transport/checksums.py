@@ -12,8 +12,6 @@ broadcasts and sums go from rank to rank (``pairwise``), and sums are made here.
 device sends by itself (NCCL) is out of reach.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar

@@ -42,8 +42,6 @@ Contributed: this rank's values at what it selected and the mean has. What it se
     and the mean has not goes back to its residual.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 

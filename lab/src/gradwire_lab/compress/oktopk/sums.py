@@ -5,8 +5,6 @@ Source: Ok-Topk (PPoPP 2022), algorithm 1: split and reduce, then balance and
 allgatherv.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from math import inf

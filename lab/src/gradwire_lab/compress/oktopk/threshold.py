@@ -4,8 +4,6 @@ the count.
 Source: Ok-Topk (PPoPP 2022), section 3.1.3 and the published code's constants.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -49,8 +49,6 @@ Contributed: this rank's share of the mean. An element of a sum that is cut stay
     one's now.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

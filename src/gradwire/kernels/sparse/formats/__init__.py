@@ -5,8 +5,6 @@ Each states its size as a formula of counts that all ranks can know
 knows the entries of one part, and no rank.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ....contract.registry import make_registry

@@ -6,8 +6,6 @@ Wire: indices_K int32, values (K * width) -> K * (4 + width * itemsize) bytes, a
     more where K is odd and values are of 8 bytes each.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

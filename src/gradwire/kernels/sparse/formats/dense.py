@@ -6,8 +6,6 @@ Wire: values (num_units * width) -> num_units * width * itemsize bytes, whatever
 entries.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -14,8 +14,6 @@ Wire: values (K * width), low, high -> K * width * itemsize + ceil(K b / 8) + ce
     entries there are no bits.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ Wire: values (K * width), bits -> K * width * itemsize + ceil(L / 8) bytes; of a
     together about num_units / 8 bytes for the bits, however many parts there are.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

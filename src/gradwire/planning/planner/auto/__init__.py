@@ -26,19 +26,18 @@ Order: backward, or the most urgent that is ready where the next forward pass is
 overlapped.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 from operator import itemgetter
+from typing import NamedTuple
 
+from ....contract.registry import extension
 from ....errors import invalid
 from ...data.cluster import Cluster
 from ...data.plan import DENSE, Plan
 from ...data.profile import Profile
 from ...simulation.clock import run_on_clock
-from ...sparse import SparsePart
 from ..ddp import ddp
 from ..mgwfbp import mgwfbp
 from .candidates import DEFAULT, Blend, best_candidate, first_seconds
@@ -90,6 +89,13 @@ def auto(
     return chosen.model_copy(update={"planner": "auto", "settings": settings})
 
 
+class ProfilePart(NamedTuple):
+    """The tensors to plan for, and what puts the messages of others beside theirs."""
+
+    rest: Profile
+    beside: Callable[[Plan], Plan]
+
+
 def survey(
     profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
 ) -> Survey:
@@ -104,11 +110,9 @@ def survey(
             "overlap_forward", overlap_forward, "True or False", "leave it out"
         )
     admits = admitted(fidelity, cluster)
-    sparse = SparsePart.of(profile, cluster, only_rows=True)
-    parts = [sparse]
-    if profile.sparsity is not None and profile.sparsity.compressor is None:
-        other = SparsePart.of(profile, cluster)
-        parts += [other] if len(other.messages) > len(sparse.messages) else []
+    parts = [ProfilePart(profile, lambda plan: plan)]
+    if profile.sparsity is not None:
+        parts = extension("sparse_parts", "a profile's sparsity")(profile, cluster)
     exact = []
     lossy = []
     for part in parts:

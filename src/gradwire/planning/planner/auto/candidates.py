@@ -8,8 +8,6 @@ travel together. Each of these streams is cut into messages of equal length. Mes
 are in the order of readiness, or of urgency if the next forward pass is overlapped.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Judgement: which of many priced plans is taken, and what is said of the choice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -72,7 +70,7 @@ class AdmittedExchanges(NamedTuple):
     The compressors of ``LOSS_OVER_DENSE`` come first, in its order.
     """
     not_measured: tuple[str, ...]
-    """Compressors that the fidelity admits, and whose costs the cluster lacks."""
+    """Installed compressors that the fidelity admits, and whose costs are unknown."""
 
 
 def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
@@ -96,11 +94,11 @@ def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
             if name not in NO_CHOICE
         ),
     }
-    exchanges = {
-        name: setting_of(name) for name in wanted[fidelity] if name in cluster.codecs
-    }
+    installed = names("compress")
+    admits = [name for name in wanted[fidelity] if name in installed]
+    exchanges = {name: setting_of(name) for name in admits if name in cluster.codecs}
     return AdmittedExchanges(
-        exchanges, tuple(n for n in wanted[fidelity] if n not in cluster.codecs)
+        exchanges, tuple(name for name in admits if name not in cluster.codecs)
     )
 
 

@@ -24,8 +24,6 @@ Order: algorithm 2's while the backward runs, forward order after it (theorem 1)
     layer's next forward waits for its own blocks only.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from ...buckets import buckets, check_bytes

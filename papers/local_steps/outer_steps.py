@@ -1,6 +1,6 @@
 """Outer steps under partial rounds, on a virtual clock: held-out loss at equal tokens.
 
-python -m gradwire_bench.runs.outer_steps
+python -m papers.local_steps.outer_steps
 
 Learners train a small GPT or LSTM, by AdamW, on Python's documentation topics. All runs
 of a number of learners have as many local steps in all, so they see as many tokens. In
@@ -24,13 +24,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 
 from gradwire.cli.report.table import Row
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
-from gradwire.compress.sparseloco import sparseloco
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor
 from gradwire.contract.spec import TensorSpec
@@ -41,17 +40,67 @@ from gradwire.exchange.rounds import (
     RoundCodec,
     Rules,
 )
+from gradwire_bench.workloads import text
+from gradwire_bench.workloads.gpt import GPT
+from gradwire_bench.workloads.lstm import LSTMLM
+from gradwire_bench.workloads.task import Batch, class_loss, mean_over, random_of
+from gradwire_lab.compress.sparseloco import sparseloco
 from gradwire_lab.exchange.virtual_rounds import (
-    DelayedNesterov,
     SteppedAnchor,
     VirtualClock,
     VirtualRank,
 )
 
-from ..workloads import text
-from ..workloads.gpt import GPT
-from ..workloads.lstm import LSTMLM
-from ..workloads.task import Batch, class_loss, mean_over, random_of
+
+class DelayedNesterov(Optimizer):
+    """SGD whose Nesterov momentum moves parameters in each ``every``-th step alone.
+
+    In between parameters go a share of the gradient. Merges of few ranks point to
+    different places, and their mean over ``every`` merges feeds the momentum.
+
+    Source: Liu et al. 2024, arXiv 2401.09135, algorithm 3, with c = 0.
+
+    Args:
+        params: The parameters.
+        lr: The learning rate.
+        momentum: The share of the momentum that remains in each ``every``-th step.
+        every: Steps from one step with momentum to the next.
+
+    >>> param = nn.Parameter(torch.zeros(1))
+    >>> optimizer = DelayedNesterov([param], lr=1.0, momentum=0.5, every=2)
+    >>> for _ in range(2):
+    ...     param.grad = torch.ones(1)
+    ...     optimizer.step()
+    ...     param.item()
+    -0.5
+    -1.5
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, momentum: float, every: int
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
+        self._number = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Makes a step; the closure is not called."""
+        self._number += 1
+        for group in self.param_groups:
+            every = group["every"]
+            for param in group["params"]:
+                state = self.state[param]
+                if not state:
+                    state["momentum"] = torch.zeros_like(param)
+                    state["sum"] = torch.zeros_like(param)
+                state["sum"] += param.grad / every
+                step_N = param.grad / every
+                if self._number % every == 0:
+                    state["momentum"].mul_(group["momentum"]).add_(state["sum"])
+                    state["sum"].zero_()
+                    step_N += group["momentum"] * state["momentum"]
+                param.sub_(group["lr"] * step_N)
+
 
 PLAIN = "plain, lr 1"
 OUTER_STEPS: dict[str, Any] = {

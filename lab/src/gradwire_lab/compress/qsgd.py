@@ -14,13 +14,12 @@ Wire: norm_B float32, codes_N in ``bitwidth`` bits (level + sign * s around s =
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from ..contract import Compressor, Traits
-from ..contract.bounds import check_choice
-from ..dsl.language import (
+from gradwire.compress._quantise import divisible, inverse, lift
+from gradwire.contract import Compressor, Traits
+from gradwire.contract.bounds import check_choice
+from gradwire.dsl.language import (
     Compressed,
     Scalar,
     Vector,
@@ -37,8 +36,7 @@ from ..dsl.language import (
     uint,
     where,
 )
-from ..dsl.program import Program
-from ._quantise import divisible, inverse, lift
+from gradwire.dsl.program import Program
 
 BITWIDTHS = (2, 4, 8)
 

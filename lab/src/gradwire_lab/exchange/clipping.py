@@ -19,8 +19,6 @@ Contributed: that of the clipped gradient. The part that was clipped off is gone
 purpose.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,14 +26,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Exchange, Member, Residual, State
-from ..contract.bounds import check_number
-from ..contract.spec import working_dtype
-from ..contract.verbs import Steps
-from ..errors import names_checked
+from gradwire.contract import Compressor, Exchange, Member, Residual, State
+from gradwire.contract.bounds import check_number
+from gradwire.contract.spec import working_dtype
+from gradwire.contract.verbs import Steps
+from gradwire.errors import names_checked
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import Wrapper
+
 from ..kernels.magnitudes import range_norms
-from .by_name import exchange_for
-from .error_feedback import Wrapper
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Clipping(Wrapper):
     """
 
     goes_beside: ClassVar[bool] = True
+    is_of_rank: ClassVar[bool] = True
 
     max_norm: float = 1.0
 
@@ -92,7 +92,7 @@ def norm(grad_N: Tensor) -> float:
 
 
 @names_checked
-def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Clipping:
+def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Exchange:
     """Clips each rank's own gradient, message by message, before it is exchanged.
 
     Momentum correction goes inside:

@@ -15,13 +15,12 @@ Order: backward; a sparse tensor is a message of its own. Nothing is cut; the ne
     forward starts when all communication has ended.
 """
 
-from __future__ import annotations
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.mgwfbp import mgwfbp
 
-from ..data.cluster import Cluster
-from ..data.plan import Plan
-from ..data.profile import Profile
-from ..sparse import SparsePart
-from .mgwfbp import mgwfbp
+from ..planning.sparse import SparsePart
 
 NOT_WHILE_TRAINING = (
     "attach measures no sparsity: write gw.plan('zen', profile, cluster)"

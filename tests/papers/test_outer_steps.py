@@ -1,4 +1,6 @@
-"""``runs/outer_steps.py``: learners on a virtual clock, a row for each outer step."""
+"""``papers/local_steps/outer_steps.py``: learners on a virtual clock, a row for each
+outer step.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ from torch import nn
 from torch.optim import SGD
 
 from gradwire.exchange.rounds import Merge
-from gradwire_bench.runs.outer_steps import (
+from gradwire_lab.exchange.virtual_rounds import VirtualClock
+from papers.local_steps.outer_steps import (
     LOCK_STEP,
     MODELS,
     OUTER_STEPS,
     PACES,
     SENT,
+    DelayedNesterov,
     Learner,
     Setting,
     loss_of,
@@ -24,7 +28,6 @@ from gradwire_bench.runs.outer_steps import (
     rows_of,
     settings_of,
 )
-from gradwire_lab.exchange.virtual_rounds import DelayedNesterov, VirtualClock
 from tests.each import each
 
 

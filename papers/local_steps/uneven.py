@@ -1,7 +1,7 @@
 r"""Local steps of ranks of uneven speeds: in lock step, and with a quorum, in one run.
 
 gradwire testbed run --hosts 4 --ranks-per-host 4 --rate 16.7mbit --slow 1=10.4mbit \
-    --slow 2=14.5mbit --slow 3=4.5mbit -- python -m gradwire_bench.runs.uneven
+    --slow 2=14.5mbit --slow 3=4.5mbit -- python -m papers.local_steps.uneven
 
 The environment is HALoS' (ICML 2025): 16 workers in 4 regions, with a local step of
 238 ms over the worker's speed and 32 steps a period. Rates between regions and bytes of
@@ -30,9 +30,8 @@ from gradwire.cli.report.table import Row
 from gradwire.compress.uniform import uniform
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.local_steps.recipes import SLOWMO
-
-from ..workloads import text
-from ..workloads.task import random_of
+from gradwire_bench.workloads import text
+from gradwire_bench.workloads.task import random_of
 
 STEP_S = 0.238391
 SPEEDS = (

@@ -6,18 +6,29 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..contract import Compressor
-from ..exchange.by_name import algorithm_by_name
-from ..exchange.sparse_schemes import (
+from gradwire.contract import Compressor
+from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.exchange.sparse_schemes import (
     SchemeChoice,
     SchemeInputs,
     fastest_scheme,
     schemes,
 )
-from .data.cluster import Cluster
-from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from .data.profile import Profile, ProfiledTensor
-from .data.sparsity import SparsityProfile, TensorSparsity, UnitSparsity
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import (
+    DENSE,
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+    Setting,
+)
+from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.data.sparsity import (
+    SparsityProfile,
+    TensorSparsity,
+    UnitSparsity,
+)
 
 
 def scheme_of(
@@ -110,6 +121,18 @@ class SparsePart:
         return plan.model_copy(
             update={"messages": tuple(every), "exchanges": exchanges}
         )
+
+
+def sparse_parts(profile: Profile, cluster: Cluster) -> list[SparsePart]:
+    """The parts whose plans ``auto`` compares: of rows alone, and of all sparse ones.
+
+    The second is there if it is another, and if nothing is selected.
+    """
+    rows = SparsePart.of(profile, cluster, only_rows=True)
+    if profile.sparsity is None or profile.sparsity.compressor is not None:
+        return [rows]
+    every = SparsePart.of(profile, cluster)
+    return [rows, every] if len(every.messages) > len(rows.messages) else [rows]
 
 
 def _exchange(

@@ -18,12 +18,11 @@ Wire: top_B float32, codes_N in 2 bits (0: -top, 1: zero, 2: top; code i in bits
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from ..contract import Traits
-from ..dsl.language import (
+from gradwire.compress._quantise import lift
+from gradwire.contract import Traits
+from gradwire.dsl.language import (
     Compressed,
     Scalar,
     Vector,
@@ -40,8 +39,9 @@ from ..dsl.language import (
     uint2,
     where,
 )
-from ..dsl.program import Program
-from ._quantise import check_positive, lift
+from gradwire.dsl.program import Program
+
+from ._positive import check_positive
 
 
 class terngrad(Program, unbiased=True):

@@ -21,23 +21,25 @@ Wire: levels_2B bfloat16 (rounded towards zero), elias_fano of the places, codes
 State: none. Contributed: the decoded gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..contract import Layout, Memory, Residual, State, Traits
-from ..contract.bounds import check_share
-from ..contract.payload import Field, Format, Payload
-from ..contract.spec import TensorSpec, clear_not_finite, spec_of
-from ..errors import invalid
-from ..kernels.codes import packed_codes, unpacked_codes
-from ..kernels.sparse.formats.elias_fano import place_fields, read_places, write_places
-from ._coo import Coo, check_addressable, share_of
-from ._residual import as_working
+from gradwire.compress._coo import Coo, check_addressable, share_of
+from gradwire.compress._residual import as_working
+from gradwire.contract import Layout, Memory, Residual, State, Traits
+from gradwire.contract.bounds import check_share
+from gradwire.contract.payload import Field, Format, Payload
+from gradwire.contract.spec import TensorSpec, clear_not_finite, spec_of
+from gradwire.errors import invalid
+from gradwire.kernels.codes import packed_codes, unpacked_codes
+from gradwire.kernels.sparse.formats.elias_fano import (
+    place_fields,
+    read_places,
+    write_places,
+)
 
 CHUNK = 4096
 """Elements that share two levels, and of which the largest are sent."""

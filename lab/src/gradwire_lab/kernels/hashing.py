@@ -14,22 +14,31 @@ Differences: h0 is the part of an index's place under the permutation. All ranks
 part, in half the time or less on a CPU. Legend: K entries, W parts.
 """
 
-from __future__ import annotations
-
 import ctypes
+import logging
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..libraries import has_triton, loader
-from .bits import NO_MEMORY
-from .entries import Entries, Parts, check_range, out_of_range, part_length
-from .partition import check_partition, partition, room_for
-from .permutation import Permutation, places_on_gpu
+from gradwire.kernels.libraries import has_triton, loader
+from gradwire.kernels.sparse.bits import NO_MEMORY
+from gradwire.kernels.sparse.entries import (
+    Entries,
+    Parts,
+    check_range,
+    out_of_range,
+    part_length,
+)
+from gradwire.kernels.sparse.partition import check_partition, partition, room_for
+from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
 
-_load_hashing = loader("hashing")
+from . import SOURCES
+
+_log = logging.getLogger("gradwire")
+_load_hashing = loader("hashing", SOURCES)
 
 _PROGRAM = 1024
 """Entries of a program on a GPU."""
@@ -69,6 +78,33 @@ class Hashed(NamedTuple):
     """The number of entries in serial memory."""
     fallback: int
     """The number of entries for which serial memory was full too."""
+
+
+def grouped(
+    entries: Entries,
+    num_units: int,
+    world: int,
+    permutation: Permutation | None,
+    room: Entries,
+) -> Parts:
+    """The parts of ``zen(partition="hash")``; a warning says where memory was full."""
+    hashed = hash_partition(entries, num_units, world, permutation, room=room)
+    if hashed.fallback:
+        _warn_of_full_memory(num_units, hashed.fallback, entries.num)
+    return hashed.parts
+
+
+@lru_cache
+def _warn_of_full_memory(num_units: int, fallback: int, num: int) -> None:
+    """Says so, for each length of a gradient."""
+    _log.warning(
+        "zen: serial memory was full for %d of %d elements of %d; they were put into "
+        'their parts one by one, and none is lost; partition="permutation" needs no '
+        "such memory",
+        fallback,
+        num,
+        num_units,
+    )
 
 
 def hash_partition(

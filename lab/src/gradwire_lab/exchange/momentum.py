@@ -42,8 +42,6 @@ Contributed: the parts that left m. The sum over ranks of (gradient + decay * ol
     W * mean plus the sum over ranks of the new m.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
@@ -51,16 +49,22 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective.steps.tensorwise import tensor_sizes
-from ..contract import Compressor, Exchange, Member, Residual, State
-from ..contract.bounds import check_number
-from ..contract.spec import TensorSpec, working_dtype
-from ..contract.verbs import Compute, Steps
-from ..errors import invalid, names_checked
+from gradwire.collective.steps.tensorwise import tensor_sizes
+from gradwire.contract import Compressor, Exchange, Member, Residual, State
+from gradwire.contract.bounds import check_number
+from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.verbs import Compute, Steps
+from gradwire.errors import invalid, names_checked
+from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.error_feedback import (
+    ErrorFeedback,
+    FeedbackState,
+    Wrapper,
+    with_error_feedback,
+)
+
 from ..kernels import momentum as kernel
-from .by_name import exchange_for
 from .clipping import Clipping
-from .error_feedback import ErrorFeedback, FeedbackState, Wrapper, with_error_feedback
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class DecoupledMomentum(Wrapper):
 @names_checked
 def with_decoupled_momentum(
     algorithm: Compressor | Exchange, decay: float = 0.999
-) -> DecoupledMomentum:
+) -> Exchange:
     """Sends the largest part of each rank's momentum, which then leaves it (DeMo).
 
     The paper steps by the sign of the mean:
@@ -230,7 +234,7 @@ def with_momentum_correction(
     momentum: float = 0.9,
     nesterov: bool = False,
     masking: bool = True,
-) -> MomentumCorrection:
+) -> Exchange:
     """Exchanges velocities in place of gradients.
 
     Train with an optimizer without momentum.

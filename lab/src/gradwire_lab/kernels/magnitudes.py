@@ -3,14 +3,14 @@
 Legend: N elements, L ranges. With c = grad + residual.
 """
 
-from __future__ import annotations
-
 import torch
 
-from ..errors import invalid
-from .libraries import check_floating, check_vector, loader
+from gradwire.errors import invalid
+from gradwire.kernels.libraries import check_floating, check_vector, loader
 
-_load_magnitudes = loader("magnitudes")
+from . import SOURCES
+
+_load_magnitudes = loader("magnitudes", SOURCES)
 
 _NORM_BLOCK = 8192
 _LANES = 16

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradwire_bench.runs.uneven import SIDES, measure
+from papers.local_steps.uneven import SIDES, measure
 from tests.runtime.ranks import Ranks
 
 

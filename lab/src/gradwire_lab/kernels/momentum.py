@@ -6,14 +6,14 @@ Legend: N elements. All operands but the gradient have the working dtype, float3
 float64.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from .libraries import check_floating, check_vector, loader
+from gradwire.kernels.libraries import check_floating, check_vector, loader
 
-_load_momentum = loader("momentum")
+from . import SOURCES
+
+_load_momentum = loader("momentum", SOURCES)
 
 
 def accumulate(

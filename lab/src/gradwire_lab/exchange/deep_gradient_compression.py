@@ -4,19 +4,18 @@ Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communic
     bandwidth for distributed training", section 3.
 Differences: the docstrings of its parts state them: ``compress/dgc`` (sampled
     threshold, hierarchical selection), ``momentum`` (momentum correction and factor
-    masking), ``clipping`` (local clipping) and ``warmup``. Public code calls five
-    incompatible algorithms DGC. Most are the selection alone, here ``compress.dgc``.
+    masking), ``clipping`` (local clipping) and ``density_warmup``. Public code calls
+    five incompatible algorithms DGC. Most are the selection alone: ``compress.dgc``.
 """
 
-from __future__ import annotations
+from gradwire.compress.dgc import dgc
+from gradwire.contract import Exchange
+from gradwire.contract.bounds import check_whole
+from gradwire.errors import names_checked
 
-from ..compress.dgc import dgc
-from ..contract import Exchange
-from ..contract.bounds import check_whole
-from ..errors import names_checked
 from .clipping import check_norm, with_clipping
+from .density_warmup import warming_to, with_density_warmup
 from .momentum import with_momentum_correction
-from .warmup import warming_to, with_density_warmup
 
 
 @names_checked

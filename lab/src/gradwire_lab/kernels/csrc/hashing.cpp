@@ -1,5 +1,5 @@
 // hashing: ZEN's algorithm 1, entries grouped by part through a hash table. Definition:
-// kernels/sparse/hashing.py.
+// kernels/hashing.py.
 //
 // All threads share the table. A cell holds an entry's number in the list; -1 marks an empty cell.
 // Which thread comes first decides which cell an entry gets, so the order within a part may differ

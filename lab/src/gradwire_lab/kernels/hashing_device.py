@@ -8,8 +8,6 @@ cell is no index, and an index that occurs twice is kept twice.
 # Python.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
