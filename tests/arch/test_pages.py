@@ -77,7 +77,6 @@ FOREIGN = {
     "FindOptFusion": "an algorithm of Cupcake's paper",
     "Gauge": "of prometheus_client",
     "LightningCLI": "of Lightning",
-    "Manager": "of torchft",
     "Meter": "of OpenTelemetry",
     "optimizer_step": "of PowerSGD's published code",
     "save_state": "of Accelerate",

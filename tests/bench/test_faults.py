@@ -7,7 +7,16 @@ from __future__ import annotations
 import pytest
 
 from gradwire_bench.faults import faults_judge
-from gradwire_bench.faults.accidents import DDP, FSDP, KINDS, LINKS, WAYS, Accident
+from gradwire_bench.faults.accidents import (
+    DDP,
+    FSDP,
+    KINDS,
+    LINKS,
+    LOCAL,
+    LOCAL_KINDS,
+    WAYS,
+    Accident,
+)
 from gradwire_bench.faults.faults import FaultsBench, accidents_of, run
 from gradwire_bench.faults.faults_judge import Aftermath, Ending, judge
 from gradwire_bench.testbed.hosts import available
@@ -122,6 +131,39 @@ def test_a_resumed_run_ends_in_the_bits_of_one_that_was_never_killed() -> None:
     }
 
 
+def trained(*ranks: int, steps: int = 10, of_all: int = 32, digest: int = 7) -> Ending:
+    return WELL._replace(ranks=ranks, steps=steps, of_all=of_all, digest=digest)
+
+
+ON = trained(VICTIM)
+
+
+@each(
+    "kind, endings, flaws",
+    [
+        ("kill owner", (ON, ON, None, ON), set()),
+        ("kill owner", (ON, ON, None, trained()), {"misnamed"}),
+        ("kill owner", (ON, ON, None, trained(1, VICTIM)), {"misnamed"}),
+        ("kill owner", (ON, ON, None, lost()), {"misnamed"}),
+        ("kill owner", (ON, ON, None, trained(VICTIM, digest=8)), {"diverged"}),
+        ("kill owner", (ON, ON, None, None), {"hangs"}),
+        ("kill owner", (trained(VICTIM, of_all=29), ON, None, ON), {"owed"}),
+        ("link down", (ON, ON, lost((0, 1, 3)), ON), set()),
+        ("flap 15 s", (trained(VICTIM, of_all=40),) * 4, set()),
+        ("flap 15 s", (trained(VICTIM, of_all=41),) * 4, {"owed"}),
+        ("pause", (trained(of_all=40),) * 4, set()),
+        ("pause", (trained(VICTIM, of_all=40),) * 4, {"misnamed"}),
+        ("kill store", (lost(()),) * 4, set()),
+        ("kill store", (lost((1,)),) * 4, {"misnamed"}),
+    ],
+)
+def test_a_trial_of_local_steps_is_judged_by_what_the_others_have_learnt(
+    kind: str, endings: tuple[Ending | None, ...], flaws: set[str]
+) -> None:
+    trial = accident(kind, "message")._replace(way=LOCAL)
+    assert set(judge(trial, aftermath(*endings)).wrong) == flaws
+
+
 def test_all_is_drawn_from_the_seed_and_the_number() -> None:
     some = accidents_of(FaultsBench(trials=300, seed=1))
     assert accidents_of(FaultsBench(trials=11, seed=1)) == some[:11]
@@ -206,3 +248,30 @@ def test_a_servers_parameters_are_no_workers() -> None:
     assert judge(calm, aftermath(WELL, WELL, WELL, other)).wrong == {}
     found = aftermath(WELL, WELL, other, other)
     assert set(judge(calm, found).wrong) == {"diverged"}
+
+
+def test_a_server_that_is_cut_off_may_take_longer_and_no_other_rank_may() -> None:
+    cut = accident("link down")._replace(way="server", victims=(3,))
+    other = lost((3,))
+    late = lost((3,), end_s=40.0)
+    for server in (None, late):
+        assert judge(cut, aftermath(other, other, other, server)).wrong == {}
+    found = aftermath(other, late, other, None)
+    assert set(judge(cut, found).wrong) == {"late"}
+    found = aftermath(other, None, other, late)
+    assert set(judge(cut, found).wrong) == {"hangs"}
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.timeout(400)
+def test_ranks_under_local_steps_train_on_without_lost_ones() -> None:
+    """Processes that end anywhere, also before a merge is sent; and one that waits."""
+    kinds = ("kill", "kill owner", "kill two", "pause")
+    settings = FaultsBench(
+        trials=len(kinds), seed=1, only=kinds, ways=(LOCAL,), timeout_s=20.0
+    )
+    assert {*kinds} < {*LOCAL_KINDS}
+    rows, notes = run(settings, lambda fraction, what: None)
+    assert notes == []
+    assert [row["name"] for row in rows] == [*kinds, "all"]

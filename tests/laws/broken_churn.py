@@ -35,6 +35,14 @@ class KeepsItsAnchor(WatchedLearner):
         return is_new
 
 
+class TakesAPartForAll(WatchedLearner):
+    """A rank goes on once the first part of an anchor is there."""
+
+    def catch_up(self, snapshot: Snapshot, param_N: Tensor) -> bool:
+        self._parts = dict.fromkeys(range(snapshot.num_parts), snapshot)
+        return super().catch_up(snapshot, param_N)
+
+
 class OverwritesWhatItLearnt(WatchedLearner):
     """A snapshot takes the place of parameters."""
 
@@ -102,6 +110,10 @@ BITES: tuple[Bite, ...] = (
     (
         laws.law_survivors_have_the_same_bits,
         Churn(learner=KeepsItsAnchor, kinds=OWNERS, world=5),
+    ),
+    (
+        laws.law_survivors_have_the_same_bits,
+        Churn(learner=TakesAPartForAll, kinds=("come",), world=5),
     ),
     (
         laws.law_survivors_have_the_same_merges,

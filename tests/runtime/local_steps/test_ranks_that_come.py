@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 import gradwire as gw
 from gradwire.exchange.rounds import FragmentLearner
+from gradwire.runtime.local_steps.mail import NAME
 from gradwire.runtime.local_steps.outer import DILOCO
 from gradwire.runtime.transport.wire import root_store
 from tests.runtime.local_steps.test_partial_steps import prepared
@@ -46,6 +48,11 @@ def has_happened(what: str) -> bool:
     return bool(root_store().check([what]))
 
 
+def num_threads() -> int:
+    """The threads of this process that carry rounds."""
+    return sum(one.name.startswith(NAME) for one in threading.enumerate())
+
+
 def train_until(
     net: Any, optimizer: Any, handle: Any, ready: Callable[[], bool]
 ) -> None:
@@ -61,7 +68,9 @@ def train_to_the_end(net: Any, optimizer: Any, handle: Any, world: int) -> Any:
         is_whole = len(stats["ranks"]) == world
         lost = {rank for one in stats["left"] for rank in one["ranks"]}
         joined = [one for one in stats["joined"] if one["rank"] not in lost]
-        return is_whole and all(one["counted_s"] for one in joined)
+        is_counted = is_whole and all(one["counted_s"] for one in joined)
+        # those of connections before end
+        return is_counted and num_threads() == 1 + 2 * (world - 1)
 
     train_until(net, optimizer, handle, are_counted)
     happens(f"rank {handle._number} has seen all")

@@ -2,12 +2,14 @@
 network.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gradwire.cli.report.links import Delay
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
@@ -20,6 +22,7 @@ from ..training import training as training_bench
 from ..training import training_links
 from ..training.trainers import PERIOD
 from ._options import (
+    LinkRate,
     Names,
     SingleRankHosts,
     TaskName,
@@ -237,6 +240,9 @@ def faults(
         Names,
         typer.Option(help=f"One of {', '.join(accidents.WAYS)}; may be repeated."),
     ] = None,
+    local_steps: Annotated[
+        bool, typer.Option("--local-steps", help="Under local steps with a quorum.")
+    ] = False,
     number: Annotated[
         int | None, typer.Option(help="Only the trial of this number.")
     ] = None,
@@ -252,16 +258,17 @@ def faults(
 
     Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the
     time-out), raw (an error of others), diverged (without an error), misnamed (at most
-    that share, by Wilson's 95 %), apart (steps differ), left (a process stays),
-    not_struck. Seconds are those to detect. With options of links all trials run on
-    such hosts, whose other links have 500 Mbit/s.
+    that share, by Wilson's 95 %), owed (local steps that the model lacks, or has
+    twice), apart (steps differ), left (a process stays), not_struck. Seconds are those
+    to detect. With options of links all trials run on such hosts, whose other links
+    have 500 Mbit/s.
     """
     settings = faults_bench.FaultsBench(
         trials=trials,
         seed=seed,
         at_once=at_once,
         only=tuple(only or ()),
-        ways=tuple(way or ()),
+        ways=(accidents.LOCAL,) if local_steps else tuple(way or ()),
         number=number,
         timeout_s=timeout,
         check_every=check_every or None,
@@ -274,6 +281,51 @@ def faults(
     emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
     if any(rows[-1][column] for column in COLUMNS):
         raise typer.Exit(1)
+
+
+def storm(
+    hosts: SingleRankHosts = 8,
+    seconds: Annotated[int, option("The storm's length under each way.")] = 600,
+    quick: Annotated[
+        bool, option("A minute, four hosts, short steps.", "--quick")
+    ] = False,
+    seed: Annotated[int, option("All faults are drawn from it.")] = 7,
+    times: Annotated[float, option("Faults over those of ft-diloco's storm.")] = 1.0,
+    rate: LinkRate = "50mbit",
+    delay: Delay = 40.0,
+    way: Annotated[Names, option("Only this way; may be repeated.")] = None,
+    out: Annotated[Path | None, option("A folder for the record and its page.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Kill, stop and cut off ranks on a published schedule, under three ways to train.
+
+    DDP starts again from its last checkpoint, torchft's DiLoCo has its Lighthouse, and
+    gradwire has a quorum of half. Ranks have speeds of 1 to 4. counted is the share of
+    all ranks' seconds in steps that ended in the model, lost in steps that did not.
+    closed is the share of attempts to be in a round that took effect, in the ranks
+    that a round has, and back the seconds until a killed rank's steps count again.
+    """
+    from ..storm import storm as bench
+    from ..storm.schedule import StormBench
+
+    settings = StormBench(
+        hosts=hosts,
+        seconds=seconds,
+        seed=seed,
+        times=times,
+        rate_bytes_per_s=parse_rate(rate),
+        delay_s=delay / 1e3,
+        ways=tuple(way or ()),
+    )
+    if quick:
+        settings = replace(settings, hosts=4, seconds=60, step_s=0.2, every=12)
+    with progress("bench storm", total=1) as advance:
+        record = bench.run(settings, Fractions(advance))
+    title = f"{settings.hosts} hosts, {settings.seconds} s, seed {seed}, {rate}"
+    rows = record["rows"]
+    emit("bench storm", rows, as_json=as_json, title=title, notes=record["notes"])
+    if out is not None:
+        bench.write(record, out)
 
 
 def matrix(

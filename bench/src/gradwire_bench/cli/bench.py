@@ -56,6 +56,7 @@ for verb in (
     of_training.train,
     of_training.loopback,
     of_training.faults,
+    of_training.storm,
     of_training.matrix,
     device,
 ):

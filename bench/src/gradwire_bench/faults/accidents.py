@@ -27,6 +27,8 @@ COORDINATOR_SHRINK = "coordinator shrink"
 COORDINATED = (COORDINATOR, COORDINATOR_SHRINK)
 SERVER = "server"
 SHRINKING = (SHRINK, DDP_SHRINK, COORDINATOR_SHRINK)
+LOCAL = "local steps"
+"""Local steps with a quorum, whose ranks train on without a lost one."""
 WAYS = (
     *("plain", DDP, OVERLAP, HOSTS, FSDP, COORDINATOR, SERVER),
     *(*SHRINKING, *COLLECTIVES),
@@ -73,6 +75,13 @@ KINDS = (
     *OF_BYTES,
     *LINKS,
 )
+OWNER = "kill owner"
+"""A rank ends before it sends a merge to one of the others."""
+LOCAL_KINDS = (
+    *("kill", "stop", "exit", "kill two", OWNER, "kill store", "pause", "pause long"),
+    *("flap 1 s", "flap 15 s", "link down", "partition 2-3"),
+)
+"""Faults that strike under local steps."""
 _WHENS = ("before", "during", "after")
 _NOT_SHARDED = (*OF_BYTES, *WITH_HELP, "resume", "other step")
 _NOT_SERVED = ("disk full", "resume", "other step", "return")
@@ -119,13 +128,15 @@ class Accident(NamedTuple):
     @property
     def has_store(self) -> bool:
         """Whether a process beside the ranks holds the store."""
-        return self.kind == "kill store" or self.way in SHRINKING
+        return self.kind == "kill store" or self.way in (*SHRINKING, LOCAL)
 
     def __str__(self) -> str:
         who = " and ".join(map(str, self.victims))
         at = {
             "verb": f"{self.when} a verb of step {self.step}",
             "step": f"before step {self.step}",
+            "message": "before a message",
+            "merge": "before a merge",
         }
         where = at.get(self.point, f"at {self.point}")
         return f"trial {self.number}: {self.kind} of rank {who}, {where}, {self.way}"
@@ -152,6 +163,8 @@ def drawn(
     points = _AT_POINTS.get(kind)
     if way in SHRINKING:
         points = ("verb", "verb", "step")
+    if way == LOCAL:
+        points = ("merge",) if kind == OWNER else ("message", "message", "step")
     if points is None:
         in_training = ("step",) if way == SERVER else IN_TRAINING
         named = [
@@ -184,6 +197,8 @@ def _suits(kind: str, way: str) -> bool:
     """Whether a kind can strike where a model is trained so."""
     if way in SHRINKING:
         return kind in SURVIVED
+    if way == LOCAL:
+        return kind in LOCAL_KINDS
     if way == FSDP:
         return kind not in _NOT_SHARDED
     if way == SERVER and kind in _NOT_SERVED:

@@ -21,7 +21,16 @@ from gradwire.errors import invalid
 from ..errors import TestbedUnavailable
 from ..testbed.hosts import Testbed, available
 from ..testbed.wide_area import NEAR, WideArea
-from .accidents import KINDS, LINKS, PARTITIONS, WAYS, Accident, drawn
+from .accidents import (
+    KINDS,
+    LINKS,
+    LOCAL,
+    LOCAL_KINDS,
+    PARTITIONS,
+    WAYS,
+    Accident,
+    drawn,
+)
 from .faults_judge import COLUMNS, Flaws, judge
 from .faults_trial import Trials
 
@@ -52,8 +61,8 @@ class FaultsBench:
         check_whole("trials", self.trials, "write --trials 24")
         check_whole("at_once", self.at_once, "write --at-once 4")
         for what, given, known in (
-            ("only", self.only, KINDS),
-            ("way", self.ways, WAYS),
+            ("only", self.only, self.kinds),
+            ("way", self.ways, (*WAYS, LOCAL)),
         ):
             for name in given:
                 if name not in known:
@@ -68,9 +77,14 @@ class FaultsBench:
         self.testbed  # noqa: B018
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of faults that these ways know."""
+        return LOCAL_KINDS if self.ways == (LOCAL,) else KINDS
+
+    @property
     def testbed(self) -> Testbed:
-        """The hosts of a trial, as many as the largest one needs."""
-        return Testbed(hosts=max(PARTITIONS.values()), wide_area=self.wide_area)
+        """The hosts of a trial, as many as the largest one needs; one has the store."""
+        return Testbed(hosts=max(PARTITIONS.values()) + 1, wide_area=self.wide_area)
 
 
 def accidents_of(settings: FaultsBench) -> list[Accident]:
@@ -82,7 +96,7 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
     """
     numbers = range(settings.trials) if settings.number is None else (settings.number,)
     names = (
-        settings.only or KINDS,
+        settings.only or settings.kinds,
         settings.ways or WAYS,
         settings.timeout_s,
         settings.check_every,

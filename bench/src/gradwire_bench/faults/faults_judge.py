@@ -11,6 +11,7 @@ from .accidents import (
     BENIGN,
     FSDP,
     LINKS,
+    LOCAL,
     PARTITIONS,
     PAYLOADS,
     SERVER,
@@ -32,6 +33,7 @@ COLUMNS = {
     "diverged": "parameters that differ without an error, or from those without an "
     "accident",
     "misnamed": "an error that does not name the victims, or names others",
+    "owed": "local steps that are not in the model, or are in it twice",
     "apart": "steps that differ by more than 1",
     "left": "a process that did not end with its training",
     "not_struck": "the fault did not strike",
@@ -54,6 +56,9 @@ class Ending(NamedTuple):
     text: str
     end_s: float
     digest: int
+    steps: int = 0
+    of_all: int = 0
+    """Under local steps: its own steps, and those of all ranks in the model."""
 
 
 class Aftermath(NamedTuple):
@@ -100,23 +105,35 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
     }
     errors = {rank: ending for rank, ending in endings.items() if ending.error}
     of_names = _of_survival if accident.way in SHRINKING else _of_naming
+    if accident.way == LOCAL:
+        of_names = _of_local_steps
+    slow = _slow(accident)
     wrong = {
-        **_of_silence(accident, seen, set(alive) - set(endings)),
+        **_of_silence(accident, seen, set(alive) - set(endings) - slow),
         **_of_raw_errors(accident, errors),
         **of_names(accident, seen, endings, errors),
         **_of_digests(accident, seen, endings, errors),
         **_of_steps(errors),
         **_of_processes(accident, seen, endings),
     }
-    if not errors:
+    ends_s = [ending.end_s for rank, ending in errors.items() if rank not in slow]
+    # under local steps the end of a victim comes when it comes
+    if not ends_s or accident.way == LOCAL:
         return Flaws(wrong, None)
-    detect_s = max(ending.end_s for ending in errors.values()) - max(
-        seen.struck_s.values()
-    )
+    detect_s = max(ends_s) - max(seen.struck_s.values())
     grace_s = GRACE_S + ROUND_TRIPS * round_trip_s
     if detect_s > accident.timeout_s + grace_s:
         wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
     return Flaws(wrong, detect_s)
+
+
+def _slow(accident: Accident) -> set[int]:
+    """The ranks that may take longer than a time-out to end: a server that is cut off.
+
+    Between two steps only the store's silence tells it, after the store's patience.
+    """
+    is_cut = accident.kind in LINKS and accident.kind not in BENIGN
+    return {accident.world - 1} if is_cut and accident.way == SERVER else set()
 
 
 def _of_silence(
@@ -185,10 +202,11 @@ def _of_digests(
     errors: dict[int, Ending],
 ) -> dict[str, str]:
     """Flaws of parameters, which are compared where no rank has raised."""
-    if errors:
+    if errors and accident.way != LOCAL:
         return {}
     digests: dict[int, set[int]] = {}
-    for rank, ending in endings.items():
+    for rank in endings.keys() - errors.keys():
+        ending = endings[rank]
         shard = rank % 2 if accident.way == FSDP else 0
         if accident.way == SERVER:
             shard = rank // (accident.world - 1)  # the last rank holds no model
@@ -211,6 +229,36 @@ def _of_survival(
         if ending.error or ending.ranks != accident.victims:
             text = f"rank {rank} went on without {ending.ranks}: {ending.text}"
             return {"misnamed": text}
+    return {}
+
+
+def _of_local_steps(
+    accident: Accident,
+    seen: Aftermath,
+    endings: dict[int, Ending],
+    errors: dict[int, Ending],
+) -> dict[str, str]:
+    """Flaws of ranks that are to train on without the victims, if these are lost.
+
+    A victim that is cut off, or stands still for long, may come back.
+    """
+    if accident.kind == "kill store" and errors:
+        named = {rank: ending.ranks for rank, ending in errors.items() if ending.ranks}
+        return {"misnamed": f"ranks are named: {named}"} if named else {}
+    is_benign = accident.kind in (*BENIGN, "kill store")
+    may_leave = set(() if is_benign else accident.victims)
+    well = {rank: endings[rank] for rank in endings.keys() - errors.keys()}
+    has_lost = not may_leave.issubset(well)
+    for rank in endings.keys() - may_leave:
+        ending = endings[rank]
+        names = set(ending.ranks)
+        if ending.error or not names <= may_leave or (has_lost and names != may_leave):
+            text = f"{ending.error} {ending.text}"
+            return {"misnamed": f"rank {rank} names {ending.ranks}: {text}"}
+    for rank, ending in well.items():
+        more = ending.of_all - sum(other.steps for other in well.values())
+        if more < 0 or (more and not has_lost):
+            return {"owed": f"rank {rank} counts {more} steps more than were made"}
     return {}
 
 

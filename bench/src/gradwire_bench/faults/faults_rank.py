@@ -35,6 +35,7 @@ from gradwire.errors import GradwireError, IncompatiblePair, RanksLost
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
+from gradwire.exchange.rounds import Merge
 from gradwire.planning.data.plan import (
     Bulk,
     Chunk,
@@ -48,6 +49,7 @@ from gradwire.runtime.attach import attach
 from gradwire.runtime.engine import engine
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.handle import Handle, synchroniser_of
+from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire.runtime.step.synchroniser import Synchroniser
 from gradwire.runtime.transport import wire
@@ -62,6 +64,7 @@ from .accidents import (
     FSDP,
     HOSTS,
     LOAD_AFTER,
+    LOCAL,
     NUM_STEPS,
     OVERLAP,
     SAVE_AFTER,
@@ -88,13 +91,11 @@ class Surroundings(NamedTuple):
     resume: bool
 
 
-def keep_store(end: Connection, spaces: Namespaces | None) -> None:
+def keep_store(end: Connection, folder: str, spaces: Namespaces | None) -> None:
     """The life of a process that only holds the store, as the agent of torchrun
-    does, on the first host.
+    does, on the last host.
     """
-    _die_with_the_parent()
-    if spaces is not None:
-        join_network(spaces, 0)
+    enter(folder, spaces, len(spaces.pids) - 1 if spaces else -1)
     store = TCPStore("127.0.0.1", 0, None, True, _JOIN, wait_for_workers=False)
     end.send(store.port)
     end.poll(None)
@@ -106,16 +107,12 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
     It sends ("port", number) on rank 0, ("struck", seconds) where a fault strikes, and
     at last ("over", Ending).
     """
-    _die_with_the_parent()
-    log = os.open(Path(start.folder) / f"{rank}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    enter(start.folder, start.spaces, rank)
     os.environ[wire.FOLDER] = start.folder
+    host = "127.0.0.1"
     if start.spaces is not None:
-        join_network(start.spaces, rank)
-        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-    torch.set_num_threads(1)
-    _join(accident, rank, end, host_address(0) if start.spaces else "127.0.0.1")
+        host = host_address(len(start.spaces.pids) - 1 if accident.has_store else 0)
+    _join(accident, rank, end, host)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 36), nn.Tanh(), nn.Linear(36, 4)
@@ -131,7 +128,9 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
         error = raised
     ending = _ending(error, 0 if error else _digest(model))
     if error is None:
-        ending = ending._replace(ranks=tuple(training.lost))
+        ending = ending._replace(
+            ranks=tuple(training.lost), steps=training.steps, of_all=training.of_all
+        )
     end.send(("over", ending))
     if isinstance(error, LoopLeft):
         end.poll(None)  # It lives on, until the parent closes the pipe.
@@ -139,11 +138,20 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
         raise error
 
 
-def _die_with_the_parent() -> None:
-    """Ends this process with whoever started it, whose end a stopped one would
-    outlive.
+def enter(folder: str, spaces: Namespaces | None, host: int) -> None:
+    """Puts this process on a host, and its output into a file of the folder.
+
+    It ends with whoever started it, whose end a stopped one would outlive.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    file = Path(folder) / f"{host}.log"
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if spaces is not None:
+        join_network(spaces, host)
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    torch.set_num_threads(1)
 
 
 def _report(accident: Accident, end: Connection, now_s: float) -> None:
@@ -203,6 +211,9 @@ class _Training:
         self._draw = torch.Generator().manual_seed(rank)
         self.lost: list[int] = []
         """The ranks without which this one has gone on."""
+        self.steps = 0
+        """Its local steps, and those of all ranks in the model."""
+        self.of_all = 0
         self._saved: dict[str, Any] = {}
         self._older: dict[str, Any] = {}
 
@@ -215,6 +226,9 @@ class _Training:
         trained = model
         if self._kept is not None:
             model.load_state_dict(self._kept["model"])
+        if accident.way == LOCAL:
+            self._train_locally()
+            return
         if accident.way == FSDP:
             group = _sharded(model, accident.timeout_s)
         elif accident.way in (DDP, DDP_SHRINK):
@@ -234,6 +248,39 @@ class _Training:
             self._step(step, trained, optimizer, handle)
         self._at("detach")
         handle.synchronize()
+        handle.detach()
+
+    def _train_locally(self) -> None:
+        """Trains for some seconds, at a speed of its own."""
+        model = self._model
+        optimizer = SGD(model.parameters(), lr=0.05)
+        failure = FailurePolicy(
+            timeout=timedelta(seconds=self._accident.timeout_s), on_failure="shrink"
+        )
+        handle: Any = local_steps(
+            model,
+            optimizer,
+            none(),
+            every=self._accident.world,
+            quorum=2,
+            fragments=self._accident.world,
+            failure=failure,
+        )
+        if self._striker is not None and self._accident.point in MESSAGES:
+            place = int(self._accident.message * _NUM_MESSAGES)
+            self._striker.before_message(MESSAGES[self._accident.point], place)
+        end_s = time.monotonic() + LOCAL_S
+        while time.monotonic() < end_s:
+            self._at("step", self.steps // 10)
+            x = torch.randn(8, 12, generator=self._draw)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            time.sleep(0.02 * (1 + self._rank))
+            optimizer.step()
+            self.steps += 1
+        handle.end_period()
+        self.of_all = handle.steps_of_all
+        self.lost = [rank for left in handle.stats()["left"] for rank in left["ranks"]]
         handle.detach()
 
     def _struck(self, handle: Handle) -> Synchroniser:
@@ -317,6 +364,11 @@ class _Training:
             self._striker.at(point, step)
 
 
+LOCAL_S = 6.0
+"""Seconds of local steps."""
+_NUM_MESSAGES = 20
+MESSAGES: dict[str, type] = {"message": tuple, "merge": Merge}
+"""The kind of messages of a point."""
 _PLACES: dict[str, tuple[Any, str]] = {
     "agree": (attachment, "agree"),
     "connect": (engine, "open_channels"),

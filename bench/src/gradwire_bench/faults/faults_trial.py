@@ -140,7 +140,7 @@ class _Watched:
         for rank in range(accident.world):
             self._processes.append(self._begin(context, live, accident, rank, start))
         if accident.has_store:
-            self._store = self._begin(context, keep_store, start.spaces)
+            self._store = self._begin(context, keep_store, start.folder, start.spaces)
             self._store_end = self._ends.pop()
             self._send_port(self._store_end.recv(), self._ends)
 
@@ -255,7 +255,7 @@ class _Watched:
         )
 
     def _last_lines(self, rank: int) -> str:
-        path = self._folder / f"{rank}"
+        path = self._folder / f"{rank}.log"
         text = (
             path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         )

@@ -33,6 +33,7 @@ from gradwire.contract.verbs import (
     Steps,
     rewritten,
 )
+from gradwire.runtime.local_steps import mail
 from gradwire.runtime.transport import wire
 
 from .accidents import FLIP_ON_THE_WAY, OF_BYTES, WITH_HELP, Accident
@@ -118,6 +119,25 @@ class Striker:
             return result
 
         setattr(module, name, struck)
+
+    def before_message(self, kind: type, place: int) -> None:
+        """Has the fault strike before this rank sends a message of local steps.
+
+        Args:
+            kind: The class of the messages that count.
+            place: How many of them are sent before.
+        """
+        original = mail._parts
+        left = place
+
+        def struck(message: Any) -> Any:
+            nonlocal left
+            left -= isinstance(message, kind)
+            if left < 0:
+                self()
+            return original(message)
+
+        mail._parts = struck
 
 
 class StruckSteps:

@@ -74,10 +74,19 @@ class LivePage:
             "command": self.command,
             **state,
         }
-        # "</script>" within a string would end the script
-        data = json.dumps(page).replace("<", "\\u003c")
-        text = TEMPLATE.read_text(encoding="utf-8")
-        write_text(self.path, text.replace(_DATA, data))
+        write_text(self.path, filled(TEMPLATE, page))
+
+
+def filled(template: Path, page: object) -> str:
+    """A page's text with its data.
+
+    Args:
+        template: The page, in which ``/*page*/ null`` is the place of the data.
+        page: Plain values.
+    """
+    # "</script>" within a string would end the script
+    data = json.dumps(page).replace("<", "\\u003c")
+    return template.read_text(encoding="utf-8").replace(_DATA, data)
 
 
 def write_points(

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -28,6 +29,7 @@ from ..transport.wire import Channel
 _HEAD_BYTES = 256
 _HEAD_TAG = 1
 _PAYLOAD_TAG = 2
+_CUT_TAG = 3
 _CLOSING_S = 10.0
 """Seconds that ``close`` waits for messages under way, and for the other ranks."""
 NAME = "gradwire rounds"
@@ -180,6 +182,18 @@ class Mail:
         self._is_closing = True
         for outgoing in self._outgoing.values():
             outgoing.put((None, None))
+
+    def cut(self) -> None:
+        """Closes all connections, once all ranks have connected anew.
+
+        gloo does so when a receive has waited for too long. Otherwise the threads would
+        wait until the process ends, and abort it.
+        """
+        nothing_1 = torch.empty(1, dtype=torch.uint8, device="cpu")
+        for rank in self._outgoing:
+            with suppress(RuntimeError):
+                receive = self._channel.recv([nothing_1], rank, _CUT_TAG)
+                receive.wait(timedelta(milliseconds=1))
 
     def _carry(self, is_over: Callable[[int], bool], rank: int) -> None:
         try:

@@ -463,12 +463,15 @@ class RoundService:
 
     def _begin(self, connect: Callable[[], Successors]) -> None:
         """Begins the next epoch of rounds, or ends this rank's run."""
-        if self._mail is not None:
-            self._mail.end()
+        mail = self._mail
+        if mail is not None:
+            mail.end()
         try:
             self._begin_epoch(connect())
         except BaseException as error:
             self._failure = error
+        if mail is not None:
+            in_background(mail.cut)
         self._news.set()
 
     def _begin_epoch(self, run: Successors) -> None:

@@ -1,0 +1,1 @@
+"""``bench storm``: ways to train under one schedule of kills, stops and partitions."""

@@ -1,0 +1,121 @@
+"""The courses of a storm's ranks, read from the lines that their lives have written."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from math import nan
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from gradwire.cli.report.table import Row
+
+from .schedule import Fault
+
+Line = list[Any]
+"""Seconds since the storm began, a word, and values."""
+Span = tuple[float, float]
+Point = tuple[float, float, float]
+"""Seconds, tokens in the model, and its loss."""
+
+
+class Course(NamedTuple):
+    """The course of one rank, in seconds since the storm began."""
+
+    counted: list[Span]
+    """Steps that ended in the model."""
+    lost: list[Span]
+    """Steps that did not."""
+    dead: list[Span]
+    counted_at_s: list[float]
+    """When steps reached the model."""
+    rounds: list[Any]
+    """The rounds that this rank was in."""
+    num_failed: int
+    """Attempts to be in a round that failed."""
+    losses: list[Point]
+
+
+def read_lines(file: Path, seconds: float) -> list[Line]:
+    """The lines of one rank in so many seconds."""
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line[0] <= seconds]
+
+
+def course_of(lines: Iterable[Line], seconds: float) -> Course:
+    """The course of a rank in a storm of so many seconds.
+
+    The words are "life" and "end" of a process, "step" with its begin and number, "in"
+    with a round and the numbers of the steps that it took in, "out" for a round without
+    this rank, "back" to the begin of a round, and "loss" with tokens and loss.
+    """
+    by_word = defaultdict(list)
+    rounds: dict[Any, list[int]] = {}
+    num_taken_back = 0
+    for at_s, what, *values in lines:
+        by_word[what].append((at_s, *values))
+        if what == "in":
+            rounds[values[0]] = values[1]
+        elif what == "back":
+            num_taken_back += sum(number >= values[0] for number in rounds)
+            rounds = {at: rounds[at] for at in rounds if at < values[0]}
+    steps = {number: (begin_s, end_s) for end_s, begin_s, number in by_word["step"]}
+    in_model = {number for numbers in rounds.values() for number in numbers}
+    lives = [*(at_s for at_s, *_ in by_word["life"]), seconds][1:]
+    ends = [at_s for at_s, *_ in by_word["end"]]
+    return Course(
+        counted=[steps[number] for number in steps if number in in_model],
+        lost=[steps[number] for number in steps if number not in in_model],
+        dead=[*zip(ends, lives, strict=False)],
+        counted_at_s=[at_s for at_s, _, numbers in by_word["in"] if numbers],
+        rounds=[*rounds],
+        num_failed=len(by_word["out"]) + num_taken_back,
+        losses=by_word["loss"],
+    )
+
+
+def row_of(
+    name: str, courses: Sequence[Course], faults: Sequence[Fault], seconds: float
+) -> Row:
+    """The figures of one way."""
+    in_rounds = Counter(number for one in courses for number in one.rounds)
+    num_failed = sum(one.num_failed for one in courses)
+    back_s = []
+    for fault in faults:
+        after_s = [t for t in courses[fault.rank].counted_at_s if t > fault.begin_s]
+        if fault.kind == "kill":
+            back_s.append(min(after_s, default=seconds) - fault.begin_s)
+    row: Row = {"name": name}
+    for kind in ("counted", "lost", "dead"):
+        spans = [span for one in courses for span in getattr(one, kind)]
+        kind_s = sum(end_s - begin_s for begin_s, end_s in spans)
+        row[f"fraction_{kind}"] = kind_s / (len(courses) * seconds)
+    return {
+        **row,
+        "fraction_closed": in_rounds.total() / (in_rounds.total() + num_failed or 1),
+        "fraction_in": fmean(in_rounds.values() or [0]) / len(courses),
+        "back_s": median(back_s),
+    }
+
+
+def losses_of(courses: Sequence[Course]) -> list[Point]:
+    """The points of all ranks, in order of time; one of NaN if there is none."""
+    points = sorted(point for one in courses for point in one.losses)
+    return points or [(0.0, 0.0, nan)]
+
+
+def loss_at(tokens: float, points: Sequence[Point]) -> float:
+    """The loss where the model had seen so many tokens, between two points.
+
+    >>> loss_at(150, [(0, 0, 5.0), (1, 100, 4.0), (2, 200, 3.0)])
+    3.5
+    """
+    by_tokens = sorted((at, loss) for _, at, loss in points)
+    low, low_loss = max(point for point in by_tokens if point[0] <= tokens)
+    high, high_loss = min(
+        (point for point in by_tokens if point[0] > tokens), default=(tokens, low_loss)
+    )
+    share = (tokens - low) / (high - low or 1)
+    return low_loss + share * (high_loss - low_loss)

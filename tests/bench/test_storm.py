@@ -1,0 +1,127 @@
+"""`bench storm`: its schedule, what its lines mean, and a storm of three hosts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gradwire_bench.storm import storm
+from gradwire_bench.storm.reading import Line, course_of, row_of
+from gradwire_bench.storm.schedule import (
+    COUNTS,
+    DDP,
+    GRADWIRE,
+    Fault,
+    StormBench,
+    faults_of,
+)
+
+
+@pytest.mark.smoke
+def test_all_faults_are_drawn_from_the_seed() -> None:
+    faults = faults_of(7, 32, 1800.0)
+    assert faults == faults_of(7, 32, 1800.0)
+    assert faults != faults_of(8, 32, 1800.0)
+    kinds = [fault.kind for fault in faults]
+    assert {kind: kinds.count(kind) for kind in COUNTS} == COUNTS
+    assert {fault.kind for fault in faults_of(7, 2, 10.0)} == {*COUNTS}
+
+
+# a life of two steps that count, and one that a kill takes; then one that counts
+KILLED: list[Line] = [
+    [0.0, "life"],
+    [2.0, "step", 1.0, 0],
+    [3.0, "step", 2.0, 1],
+    [3.5, "in", "a", [0, 1]],
+    [4.5, "step", 3.5, 2],
+    [5.0, "end"],
+    [7.0, "life"],
+    [8.0, "out"],
+    [9.0, "step", 8.0, 100],
+    [9.5, "in", "b", [100]],
+    [9.6, "loss", 100, 5.0],
+]
+# after a restart from the begin of round 1 the rank makes it again
+RESTARTED: list[Line] = [
+    [0.0, "life"],
+    [0.0, "back", 0],
+    [2.0, "step", 1.0, 0],
+    [2.0, "in", 0, [0]],
+    [3.0, "step", 2.0, 1],
+    [3.0, "in", 1, [1]],
+    [4.0, "end"],
+    [5.0, "life"],
+    [5.0, "back", 1],
+    [7.0, "step", 6.0, 100],
+    [7.0, "in", 1, [100]],
+]
+
+
+@pytest.mark.smoke
+def test_steps_count_that_reached_the_model() -> None:
+    course = course_of(KILLED, 10.0)
+    assert course.counted == [(1.0, 2.0), (2.0, 3.0), (8.0, 9.0)]
+    assert course.lost == [(3.5, 4.5)]
+    assert course.dead == [(5.0, 7.0)]
+    assert course.rounds == ["a", "b"]
+    assert course.num_failed == 1
+    assert course.losses == [(9.6, 100, 5.0)]
+
+
+def test_steps_since_a_checkpoint_are_lost_with_it() -> None:
+    course = course_of(RESTARTED, 10.0)
+    assert course.counted == [(1.0, 2.0), (6.0, 7.0)]
+    assert course.lost == [(2.0, 3.0)]
+    assert course.num_failed == 1
+
+
+def test_a_rank_that_does_not_come_back_is_dead_to_the_end() -> None:
+    assert course_of(KILLED[:6], 10.0).dead == [(5.0, 10.0)]
+
+
+def test_a_row_has_shares_of_all_ranks_seconds() -> None:
+    courses = [course_of(KILLED, 10.0), course_of(RESTARTED, 10.0)]
+    kill = Fault(5.0, 7.0, "kill", 0)
+    row = row_of("two ranks", courses, [kill], 10.0)
+    assert row["fraction_counted"] == 5 / 20
+    assert row["fraction_lost"] == 2 / 20
+    assert row["fraction_dead"] == 3 / 20
+    assert row["fraction_closed"] == 4 / 6
+    assert row["fraction_in"] == 1 / 2
+    assert row["back_s"] == 4.5
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.netns
+@pytest.mark.timeout(300)
+def test_a_killed_rank_is_missed_and_the_others_train_on(tmp_path: Path) -> None:
+    settings = StormBench(
+        hosts=3,
+        seconds=40,
+        seed=3,
+        delay_s=0.005,
+        step_s=0.1,
+        every=6,
+        timeout_s=6.0,
+        ways=(DDP, GRADWIRE),
+    )
+    record = storm.run(settings, lambda fraction, what: None)
+    ddp, gradwire = record["rows"]
+    for row in record["rows"]:
+        assert row["fraction_dead"] > 0
+        assert row["sent_bytes"] > 0
+        assert row["loss"] < 5.6  # that of guesses is log 256
+    assert gradwire["fraction_counted"] > ddp["fraction_counted"]
+    killed = next(fault for fault in settings.faults if fault.kind == "kill")
+    others = {*range(3)} - {killed.rank}
+    for rank in others:
+        counted = record["ways"][GRADWIRE][rank]["counted"]
+        assert any(begin_s > killed.begin_s for begin_s, _ in counted)
+    storm.write(record, tmp_path)
+    written = json.loads((tmp_path / "storm.json").read_text(encoding="utf-8"))
+    assert written["rows"] == record["rows"]
+    page = (tmp_path / "storm.html").read_text(encoding="utf-8")
+    assert "/*page*/ null" not in page
