@@ -56,7 +56,7 @@ from ..liveness.blame import (
 )
 from ..liveness.epochs import next_epoch
 from ..liveness.forks import watch
-from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
+from ..liveness.membership import ALONE, STORE_PATIENCE, Membership
 from ..liveness.pulse import Place, Pulse, Sign
 from ..liveness.sweeping import give_memory_back, leave_soon
 from ..transport.task_graph import (
@@ -248,8 +248,6 @@ class Engine:
         if bulk and Among.RANKS in groups:
             channels = groups[Among.RANKS].channels
             self.slots = Slots(bulk, channels[count], channels[count + 1])
-        if count and self.rank == 0:
-            self.sweep(MEETING)  # all have read these, as all have connected
         self._open(Among.SHARDS, self.shards, count)
         if per_host > 1:
             self._open(Among.HOST, who.on_host(per_host), self.num_channels)
