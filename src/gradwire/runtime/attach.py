@@ -61,7 +61,7 @@ from .grid.shards import (
 )
 from .handle import Handle
 from .liveness.blame import leave_by_cause
-from .liveness.membership import ALONE, Membership, Run, join, run_of
+from .liveness.membership import ALONE, MEETING, Membership, Run, join, run_of
 from .pairs import Facts, Feature, refusal_of, refuse_pairs, warn_of_pairs
 from .settings import (
     FailurePolicy,
@@ -180,6 +180,12 @@ def newcomer_of(
     newcomer = Newcomer(store, on_failure, optimizer, (*places, shards))
     newcomer.asks_again = asks_again
     return newcomer
+
+
+def _sweep_meeting(engine: Engine) -> None:
+    """Forgets the notes of an attach, which all have read once all have connected."""
+    if engine.num_channels and engine.rank == 0:
+        engine.sweep(MEETING)
 
 
 _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
@@ -424,6 +430,7 @@ class Attachment:
             group = newcomer.admitted.group
         else:
             engine = engine_of(grid.who)
+            _sweep_meeting(engine)
             group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
         undo = ExitStack()
         undo.callback(engine.close)
@@ -650,6 +657,7 @@ class Attachment:
         from .survive.groups import open_group
         from .survive.shrink import Shrinking
 
+        assert self.healing is not None, "made under on_failure='shrink'"
         hooks.shrinking = Shrinking(
             handle,
             self.run,

@@ -376,14 +376,9 @@ refuse(
 )
 refuse(
     Feature.ON_FAILURE,
-    Feature.MESH,
-    "'end' beside hosts of several ranks, which hold shares",
-    remedy=_RESTART,
-)
-refuse(
-    Feature.ON_FAILURE,
     Feature.DTENSORS,
-    "'end' beside sharded layers (FSDP), since a lost rank holds a part",
+    "'end' beside sharded layers (FSDP, HSDP), whose ranks wait for a lost one in "
+    "FSDP's own collectives",
     remedy=_RESTART,
 )
 refuse(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -216,7 +217,7 @@ def test_survivors_that_are_interrupted_while_they_meet_end_by_it(
 ) -> None:
     one: Any = object.__new__(shrink.Shrinking)
     one._progress = _Nothing()
-    one._progress.numbers = (0, 1)
+    one._run, one._connect = SimpleNamespace(group=None), None
     one._progress.next_epoch = raising(kind())
     with pytest.raises(kind):
         one._lose(RankFailed("rank 1 is lost", ranks=(1,)))

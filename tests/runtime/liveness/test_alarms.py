@@ -173,7 +173,7 @@ def test_the_culprit_is_named_though_the_store_goes_with_rank_0(
 def spoil_the_alarm(rank: int, world: int) -> Met:
     handle, _ = attached(rank)
     if rank == 1:
-        handle._engine._pulse._store.set("alarm/0", b"\xff;\xfe")  # type: ignore[union-attr]
+        handle._engine._pulse._store.set(pulse.ALARM, b"\xff;\xfe")  # type: ignore[union-attr]
     return met(lambda: wait_for_ever(handle))
 
 

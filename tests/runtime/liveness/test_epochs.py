@@ -18,7 +18,7 @@ import torch.distributed as dist
 from gradwire.runtime.liveness import membership, pulse
 from gradwire.runtime.liveness.alarm import Alarm
 from gradwire.runtime.liveness.blame import silence
-from gradwire.runtime.liveness.epochs import Epoch, next_epoch
+from gradwire.runtime.liveness.epochs import next_epoch
 from gradwire.runtime.liveness.membership import Membership
 from gradwire.runtime.liveness.pulse import Pulse
 from gradwire.runtime.transport import wire
@@ -33,16 +33,21 @@ _names = count()
 class Rank:
     """One rank in a thread of this process, and the alarms that it hears."""
 
-    def __init__(self, name: str, rank: int) -> None:
-        self.who = Membership(name, rank, WORLD)
+    def __init__(self, who: Membership) -> None:
+        self.who = who
         self.heard: list[Alarm] = []
         self.pulse = Pulse(
-            name, rank, WORLD, self.heard.append, lambda: None, lambda error: None
+            who.name,
+            who.rank,
+            who.world,
+            self.heard.append,
+            lambda: None,
+            lambda error: None,
         )
         self.pulse.lingers = False
 
-    def next(self, own: Any, *lost: int) -> Epoch | None:
-        return next_epoch(self.pulse, self.who, own, LIMIT, lost)
+    def next(self, own: Any, *lost: int, ranks_per_host: int = 1) -> dict[int, Any]:
+        return next_epoch(self.pulse, self.who, own, LIMIT, lost, ranks_per_host)
 
 
 @pytest.fixture
@@ -58,15 +63,15 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
     with ExitStack() as stack:
         found = []
         for rank in range(WORLD):
-            own = Rank(name, rank)
+            own = Rank(Membership(name, rank, WORLD))
             stack.callback(own.pulse.stop)
             found.append(own)
         until(lambda: all(one.pulse.roll_call.is_complete for one in found))
         yield found
 
 
-def announce(lost: int, one: Rank) -> Epoch | None:
-    return one.next(one.who.rank * 10, lost)
+def announce(lost: int, one: Rank) -> dict[int, Any]:
+    return one.next(one.who.numbers[one.who.rank] * 10, lost)
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -77,31 +82,37 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def test_survivors_agree_on_epoch_after_epoch(ranks: list[Rank]) -> None:
-    """All have the same ranks and values, and the lost ranks are named once."""
-    living = {*range(WORLD)}
-    for number, lost in enumerate((1, 3), start=1):
-        ranks[lost].pulse.stop()
-        living -= {lost}
-        own = [ranks[rank] for rank in sorted(living)]
-        alarm = silence(own[0].pulse, 7, WORLD)
-        assert alarm is not None
-        assert alarm.ranks == (lost,)
-        own[0].pulse.raise_alarm(alarm, lingers=False)
-        for other in own[1:]:
-            until(lambda other=other, number=number: len(other.heard) == number)
-            assert other.heard[-1] == alarm
-        with ThreadPoolExecutor() as pool:
-            epochs = [*pool.map(partial(announce, lost), own)]
-        values = {rank: rank * 10 for rank in sorted(living)}
-        assert epochs == [Epoch(number, tuple(sorted(living)), values)] * len(own)
+    """All have the same ranks and values, and each epoch has its own alarm."""
+    numbers = [*range(WORLD)]
+    with ExitStack() as stack:
+        for lost in (1, 2):
+            ranks[lost].pulse.stop()
+            own = [one for one in ranks if one.who.rank != lost]
+            alarm = silence(own[0].pulse, 7, len(ranks))
+            assert alarm is not None
+            assert alarm.ranks == (lost,)
+            own[0].pulse.raise_alarm(alarm, lingers=False)
+            for other in own[1:]:
+                until(lambda other=other: bool(other.heard))
+                assert other.heard == [alarm]
+            with ThreadPoolExecutor() as pool:
+                epochs = [*pool.map(partial(announce, lost), own)]
+            values = {n: numbers[n] * 10 for n in range(len(ranks)) if n != lost}
+            assert epochs == [values] * len(own)
+            del numbers[lost]
+            ranks = [Rank(one.who.going_on([*values])) for one in own]
+            assert {one.who.numbers for one in ranks} == {tuple(numbers)}
+            for one in ranks:
+                stack.callback(one.pulse.stop)
+            until(lambda ranks=ranks: all(r.pulse.roll_call.is_complete for r in ranks))
 
 
 def test_a_rank_that_comes_too_late_finds_itself_left_out(ranks: list[Rank]) -> None:
     """Others hold it for lost, so there are never two groups that go on."""
     with ThreadPoolExecutor() as pool:
         epochs = [*pool.map(lambda one: one.next("", 3), ranks[:3])]
-    assert [epoch and epoch.ranks for epoch in epochs] == [(0, 1, 2)] * 3
-    assert ranks[3].next("") is None
+    assert [[*epoch] for epoch in epochs] == [[0, 1, 2]] * 3
+    assert [*ranks[3].next("")] == [0, 1, 2]
 
 
 def test_two_sides_that_hold_each_other_for_lost_are_one_that_goes_on(
@@ -112,9 +123,27 @@ def test_two_sides_that_hold_each_other_for_lost_are_one_that_goes_on(
         epochs = [
             *pool.map(lambda one: one.next("", *lost[one.who.rank]), ranks),
         ]
-    went_on = [rank for rank, epoch in enumerate(epochs) if epoch is not None]
+    went_on = [rank for rank, epoch in enumerate(epochs) if rank in epoch]
     assert went_on in ([0, 1], [2, 3])
-    assert all(epochs[rank].ranks == tuple(went_on) for rank in went_on)  # type: ignore[union-attr]
+    assert all([*epochs[rank]] == went_on for rank in went_on)
+
+
+def test_a_host_goes_on_whole_or_not_at_all(ranks: list[Rank]) -> None:
+    """A rank leaves with its host, whether its loss is named or found out."""
+    with ThreadPoolExecutor() as pool:
+        named = [*pool.map(lambda one: one.next("", 3, ranks_per_host=2), ranks[:3])]
+    assert [[*epoch] for epoch in named] == [[0, 1], [0, 1], []]
+
+
+def test_who_shares_a_host_with_a_rank_that_is_found_to_be_gone_leaves(
+    ranks: list[Rank],
+) -> None:
+    ranks[3].pulse.stop()
+    for one in ranks[:3]:
+        one.pulse.roll_call.ask()
+    with ThreadPoolExecutor() as pool:
+        found = [*pool.map(lambda one: one.next("", ranks_per_host=2), ranks[:3])]
+    assert [[*epoch] for epoch in found] == [[0, 1]] * 3
 
 
 def test_a_lost_rank_that_nobody_has_named_ends_the_wait(ranks: list[Rank]) -> None:
@@ -124,7 +153,7 @@ def test_a_lost_rank_that_nobody_has_named_ends_the_wait(ranks: list[Rank]) -> N
         one.pulse.roll_call.ask()
     with ThreadPoolExecutor() as pool:
         epochs = [*pool.map(lambda one: one.next("", 3), ranks[:2])]
-    assert [epoch and epoch.ranks for epoch in epochs] == [(0, 1)] * 2
+    assert [[*epoch] for epoch in epochs] == [[0, 1]] * 2
 
 
 def test_a_rank_that_has_ended_is_known_before_its_patience_is_over(

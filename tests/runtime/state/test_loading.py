@@ -385,7 +385,7 @@ class Told:
 def test_a_run_that_has_ended_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone, and to find out takes many seconds."""
     reported: list[Exception] = []
-    refuses = sys.modules[joint_call.has_refusal.__module__]
+    refuses = sys.modules[joint_call.refusals.__module__]
     monkeypatch.setattr(
         refuses, "post_refusal", lambda who, error: reported.append(error)
     )

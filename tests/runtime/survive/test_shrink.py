@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,10 +20,11 @@ from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.engine.engine import Engine
-from gradwire.runtime.liveness.membership import Membership, join
+from gradwire.runtime.liveness.membership import Membership, Run, join
 from gradwire.runtime.state.table import is_residual
 from gradwire.runtime.survive import shrink
-from gradwire.runtime.survive.shrink import Counted, Survivors, decided
+from gradwire.runtime.survive.going_on import Survivors
+from gradwire.runtime.survive.shrink import Counted, decided
 from gradwire.runtime.transport.wire import REJOINED, default_store, own_store, start
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
@@ -125,6 +127,7 @@ def shrinking(
     accidents: dict[int, tuple[int, str]],
     num_steps: int,
     is_ddp: bool = False,
+    limit: timedelta = LIMIT,
 ) -> Report | None:
     """Trains on; each accident is a victim in a step, and how it dies."""
     net = Net()
@@ -133,7 +136,7 @@ def shrinking(
         model,
         exchange,
         **keywords(
-            bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2
+            bucket_cap_mb=SMALL_MB, timeout=limit, on_failure="shrink", check_every=2
         ),
     )
     optimizer = momentum(net.parameters())
@@ -142,6 +145,8 @@ def shrinking(
         victim, how = accidents.get(step, (-1, ""))
         if rank == victim and how == "in backward":
             net.middle.weight.register_hook(die)
+        elif rank == victim and how == "connecting":
+            handle._hooks.shrinking._connect = die  # type: ignore[union-attr]
         elif rank == victim and how.startswith("between steps"):
             die()
         elif how == "between steps, nobody looks":
@@ -256,6 +261,17 @@ def test_survivors_go_on_after_any_loss(
                 assert [one["ranks"] for one in report.left] == [
                     ranks for ranks, *_ in lost
                 ]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_lost_as_others_connect_anew_is_left_out(doomed: Ranks) -> None:
+    """Rank 2 has agreed to go on without rank 3; the others wait for the time-out."""
+    accidents = {1: (2, "connecting"), 3: (3, "in backward")}
+    doomed.send(shrinking, TOPK, accidents, 5, False, LIMIT / 3)
+    for report in reports(doomed, {2, 3}):
+        assert report.lost == [((2, 3), 3, 3)]
+        assert (report.world, report.total) == (2, 2.0)
+        assert report.state_is_kept
 
 
 def trains_two(rank: int, world: int, is_one_pass: bool) -> tuple[list[str], int]:
@@ -408,10 +424,10 @@ def test_a_closed_engine_leaves_what_nobody_can_end(two: Ranks) -> None:
 
 
 def test_a_step_counts_only_where_all_survivors_have_it() -> None:
-    assert decided({0: Counted(5, 6, True), 1: Counted(6, 6)}) == ((0, 1), 6, False)
-    assert decided({0: Counted(5, 6, True), 3: Counted(5, 5)}) == ((0, 3), 5, True)
-    assert decided({0: Counted(5, 5), 3: Counted(5, 5)}) == ((0, 3), 5, False)
-    assert decided({0: Counted(7, 7), 1: Counted(5, 6)}) is None
+    assert decided([Counted(5, 6, True), Counted(6, 6)]) == (6, False)
+    assert decided([Counted(5, 6, True), Counted(5, 5)]) == (5, True)
+    assert decided([Counted(5, 5), Counted(5, 5)]) == (5, False)
+    assert decided([Counted(7, 7), Counted(5, 6)]) is None
 
 
 def test_another_policy_is_refused_by_name() -> None:
@@ -440,11 +456,14 @@ class Undone:
         self.engine.break_off = lambda alarm, how, in_step: None
         self.engine.has_failed = False
         self.streams, self.num_undone = Streams(), 0
+        self.report = SimpleNamespace(
+            records=[SimpleNamespace(norm=0.0, num_steps=4)] * world
+        )
 
     def undo(self) -> None:
         self.num_undone += 1
 
-    open = False
+    open = is_whole = False
 
 
 def survival(params: list[torch.nn.Parameter]) -> Any:
@@ -452,18 +471,22 @@ def survival(params: list[torch.nn.Parameter]) -> Any:
     anew.
     """
     one: Any = object.__new__(shrink.Shrinking)
-    one._progress = SimpleNamespace(synchroniser=Undone(3), messages=[], step=4)
-    one._params = [(str(place), param) for place, param in enumerate(params)]
+    named = {str(place): param for place, param in enumerate(params)}
+    one._progress = SimpleNamespace(
+        synchroniser=Undone(3), messages=[], step=4, params=named
+    )
+    one._run, one._undo, one._connect = Run("", None), ExitStack(), None
     one._name, one._due = "0-1-2/1", None
     one._undoes = one._is_torn = False
     one.on_drop = lambda: None
-    one._connected = lambda *_: (None, None)
     one._move = lambda *_: None
     return one
 
 
 @pytest.mark.parametrize("undoes", [True, False])
-def test_gradients_of_a_step_that_does_not_count_are_dropped(undoes: bool) -> None:
+def test_gradients_of_a_step_that_does_not_count_are_dropped(
+    undoes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each model with an open step: some are means already, and a loop may go on to
     add.
     """
@@ -471,8 +494,12 @@ def test_gradients_of_a_step_that_does_not_count_are_dropped(undoes: bool) -> No
     for param in params:
         param.grad = torch.ones(2)
     one = survival(params)
-    failure = gw.RankFailed("rank 2 is lost", ranks=(2,), step=4)
-    one._go_on(failure, Survivors((0, 1), 4), undoes=undoes)
+    left = SimpleNamespace(who=one._engine.who.going_on([0, 1]), close=lambda: None)
+    values = [Counted(4, 4, undoes), Counted(4, 4)]
+    successors = Survivors(left, None, values)  # type: ignore[arg-type]
+    monkeypatch.setattr(shrink, "survivors_of", lambda *given: successors)
+    one._progress.synchroniser.open = undoes
+    one._lose(gw.RankFailed("rank 2 is lost", ranks=(2,), step=4))
     assert one._progress.synchroniser.num_undone == undoes
     assert all((param.grad is None) == undoes for param in params)
 

@@ -15,8 +15,6 @@ from ...version import WIRE, __version__
 from ..liveness.membership import Membership
 
 Fingerprint = dict[str, Any]
-Described = tuple[str, tuple[int, ...], str, str]
-"""One tensor of the model: its name, shape, dtype and treatment."""
 
 NETWORK = "network"
 SETTINGS = "settings"
@@ -89,9 +87,9 @@ def refusing(
         raise
 
 
-def has_refusal(found: Mapping[int, Any]) -> bool:
-    """Whether one of these values of ranks is a refusal."""
-    return any(REFUSAL in announced for announced in found.values())
+def refusals(found: Mapping[int, Any]) -> dict[int, str]:
+    """The refusals among these values of ranks."""
+    return {rank: value[REFUSAL] for rank, value in found.items() if REFUSAL in value}
 
 
 def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
@@ -99,9 +97,8 @@ def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
 
     ``how`` says who, with {} for it.
     """
-    for rank, announced in found.items():
-        if refusal := announced.get(REFUSAL):
-            raise RanksDiffer(f"{how.format(rank)}: {refusal}")
+    for rank, refusal in refusals(found).items():
+        raise RanksDiffer(f"{how.format(rank)}: {refusal}")
 
 
 def refuse_differences(
@@ -168,6 +165,6 @@ def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     return first_difference(settings, others)
 
 
-def _shown(tensor: Described) -> str:
+def _shown(tensor: Sequence[Any]) -> str:
     name, shape, dtype, how = tensor
     return f"{name} {list(shape)} {dtype.removeprefix('torch.')} ({how})"

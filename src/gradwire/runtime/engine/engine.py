@@ -54,9 +54,9 @@ from ..liveness.blame import (
     loopback_name,
     silence,
 )
-from ..liveness.epochs import Epoch, next_epoch
+from ..liveness.epochs import next_epoch
 from ..liveness.forks import watch
-from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
+from ..liveness.membership import ALONE, STORE_PATIENCE, Membership
 from ..liveness.pulse import Place, Pulse, Sign
 from ..liveness.sweeping import give_memory_back, leave_soon
 from ..transport.task_graph import (
@@ -157,7 +157,8 @@ class Engine:
     ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
     channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
-    the bytes that were sent. With ``bulk`` a coordinator says when sends travel.
+    the bytes that were sent. With ``bulk`` a coordinator says when sends travel. Unless
+    it ``connects``, it has a pulse alone until ``connect`` is called.
     """
 
     is_copy = False
@@ -169,7 +170,7 @@ class Engine:
     on_failure: Callable[[BaseException], None] | None = None
     """A function that is called with the first failure."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         who: Membership,
         *,
@@ -180,6 +181,7 @@ class Engine:
         ranks_per_host: int = 1,
         checksums: bool = False,
         bulk: Bulk | None = None,
+        connects: bool = True,
     ) -> None:
         self.who = who
         self.rank = who.rank
@@ -218,7 +220,7 @@ class Engine:
         self.slots: Slots | None = None
         self._num_launched = 0
         self._pulse: Pulse | None = None
-        if who.name:
+        if who.world > 1:
             self._pulse = Pulse(
                 who.name,
                 self.rank,
@@ -228,28 +230,36 @@ class Engine:
                 self._fail,
                 self._waits,
             )
-        try:
-            self._open(Among.RANKS, who, count and count + 2 * bool(bulk))
-            if bulk and Among.RANKS in self.routes.groups:
-                channels = self.routes.groups[Among.RANKS].channels
-                self.slots = Slots(bulk, channels[count], channels[count + 1])
-            if count and self.rank == 0:
-                self.sweep(MEETING)  # all have read these, as all have connected
-            self._open(Among.SHARDS, shards, count)
-            if ranks_per_host > 1:
-                self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
-                self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
-            host = self.routes.groups.get(Among.HOST)
-            # checksums cover bytes that are sent, and lent memory is not sent
-            if host is not None and not checksums:
-                host.lends = self.meanwhile("connect", partial(agree_to_lend, host))
-        except BaseException:
-            self.close()
-            raise
+        if connects:
+            try:
+                self.connect()
+            except BaseException:
+                self.close()
+                raise
+
+    def connect(self) -> None:
+        """Connects the ranks."""
+        who = self.who
+        groups = self.routes.groups
+        count = len(self.routes.lanes)
+        per_host = self.ranks_per_host
+        bulk = self.bulk
+        self._open(Among.RANKS, who, count and count + 2 * bool(bulk))
+        if bulk and Among.RANKS in groups:
+            channels = groups[Among.RANKS].channels
+            self.slots = Slots(bulk, channels[count], channels[count + 1])
+        self._open(Among.SHARDS, self.shards, count)
+        if per_host > 1:
+            self._open(Among.HOST, who.on_host(per_host), self.num_channels)
+            self._open(Among.HOSTS, who.across_hosts(per_host), self.num_channels)
+        host = groups.get(Among.HOST)
+        # checksums cover bytes that are sent, and lent memory is not sent
+        if host is not None and not self.routes.checksums:
+            host.lends = self.meanwhile("connect", partial(agree_to_lend, host))
 
     def _open(self, among: Among, who: Membership, count: int) -> None:
         """Connects ``count`` channels, if there is somebody to connect to."""
-        if who.name and count:
+        if who.world > 1 and count:
             what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
             channels = self.meanwhile(
                 what, lambda: open_channels(*who[:3], count, self.timeout)
@@ -543,15 +553,16 @@ class Engine:
         """The progress of every rank, read anew; empty if the store does not answer."""
         return [] if self._pulse is None else self._pulse.signs()
 
-    def next_epoch(self, own: Any, lost: Collection[int] = ()) -> Epoch | None:
-        """The next epoch, without ranks that are ``lost``; see `epochs.next_epoch`.
+    def next_epoch(self, own: Any, lost: Collection[int] = ()) -> dict[int, Any]:
+        """The ranks that go on without ``lost`` ranks; see `epochs.next_epoch`.
 
-        ``own`` is the value that this rank announces. An alarm of the next epoch is
-        heard from now on.
+        ``own`` is the value that this rank announces.
         """
         if self._pulse is None:
-            return None
-        return next_epoch(self._pulse, self.who, own, self.timeout, lost)
+            return {}
+        return next_epoch(
+            self._pulse, self.who, own, self.timeout, lost, self.ranks_per_host
+        )
 
     def survive(self) -> None:
         """Notes that the loss of a rank in a step ends no process."""
@@ -646,7 +657,7 @@ class Engine:
         self._tails = [_NOTHING] * len(self._tails)
         self._last_turn = _NOTHING
         # once for each rank: the last one to leave deletes all notes
-        if self.shards.name and is_first and self._failure is None:
+        if self.shards.world > 1 and is_first and self._failure is None:
             leave_soon(self.shards.name, self.shards.world)
         give_memory_back()
 

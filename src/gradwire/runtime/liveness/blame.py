@@ -13,8 +13,8 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
-from types import TracebackType
+from concurrent.futures import wait
+from typing import Any
 
 from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
 from ..transport.wire import AMONG_SHARDS, in_background
@@ -66,7 +66,9 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
     while True:
         asking = in_background(pulse.roll_call.ask)
         silent, store_lost = pulse.silent_ranks()
-        reach, announced = _answer(asking)
+        # a rank that cannot be probed tells nothing
+        has_answered = wait([asking], 2 * ASK_S).done and not asking.exception()
+        reach, announced = asking.result() if has_answered else ({}, b"")
         if announced:  # another rank has found out before
             return Alarm.decoded(announced, step)
         have_ended = world > 2 and {*reach.values()} == {Reach.ENDED}
@@ -97,15 +99,6 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
 def _of_the_network(step: int) -> Alarm:
     text = "no rank is lost, but the network is: all ranks answer elsewhere"
     return Alarm((), step, text, ExitCode.NETWORK)
-
-
-def _answer(
-    asking: Future[tuple[dict[int, Reach], bytes]],
-) -> tuple[dict[int, Reach], bytes]:
-    try:
-        return asking.result(2 * ASK_S)
-    except Exception:  # a rank that cannot be probed tells nothing
-        return {}, b""
 
 
 def alarm_of(
@@ -200,9 +193,8 @@ def loopback_name() -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error, with its type unless it is gradwire's."""
-    line = said(error).splitlines()[0]
-    known = isinstance(error, GradwireError)
-    return line.removeprefix(f"{type(error).__name__}: ") if known else line
+    text = str(error) if isinstance(error, GradwireError) else said(error)
+    return text.partition("\n")[0]
 
 
 def leave_by_cause() -> None:
@@ -214,9 +206,7 @@ def leave_by_cause() -> None:
         return
     before = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
         before(kind, error, trace)
         if isinstance(error, GradwireError):
             # from a hook, this is how the process ends

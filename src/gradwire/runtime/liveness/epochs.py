@@ -1,6 +1,8 @@
 """Epochs: who is in, agreed in the store among the ranks that live.
 
-A run begins in epoch 0, with the ranks that attach. Each change begins the next epoch.
+An epoch is a membership: ranks that train together until one is lost or comes in. Each
+epoch has connections and a pulse of its own. All that its ranks agree on later, they
+agree on in one kind of meeting in its part of the store (`Membership.agree`):
 
 * **Ranks are lost.** A rank finds out by itself, or hears an alarm (`pulse`). Each rank
   that goes on calls ``next_epoch`` with the lost ranks and a value of its own. The
@@ -8,32 +10,20 @@ A run begins in epoch 0, with the ranks that attach. Each change begins the next
   takes part. All read that line, so there are never two groups that go on. A rank that
   comes too late finds itself left out, and ends.
 * **A newcomer asks.** It counts up a number in the store while it lives (`Lookout`).
-* **A newcomer is admitted.** All ranks and the newcomer agree (`survive.rejoin`). The
-  next epoch has one rank more.
-
-The pulse then forgets the lost ranks, and listens for the alarm of the next epoch.
-``attach`` and local steps connect anew in each epoch, with new numbers.
+* **A newcomer is admitted.** All ranks and the newcomer meet in the next epoch, which
+  has one rank more (`survive.rejoin`).
+* **A backward pass is repeated, a state is loaded.** All ranks make the call, or none
+  (`step.retry`, `state.joint_call`).
 """
 
-import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...errors import RankFailed
 from .membership import Membership
 from .pulse import STORE_PATIENCE_S, Pulse
-
-
-class Epoch(NamedTuple):
-    """Ranks that train together until one is lost or comes in."""
-
-    number: int
-    """0 at attach; each change adds 1."""
-    ranks: tuple[int, ...]
-    """Their numbers in the group that they agreed in, ascending."""
-    values: Mapping[int, Any]
-    """The value that each of them announced for this epoch, by rank."""
 
 
 def next_epoch(
@@ -42,41 +32,57 @@ def next_epoch(
     own: Any,
     timeout: timedelta,
     lost: Collection[int] = (),
-) -> Epoch | None:
-    """The epoch after the present one, the same on all of its ranks.
+    ranks_per_host: int = 1,
+) -> dict[int, Any]:
+    """The ranks of the epoch after this one, the same on all of them.
 
     Args:
-        pulse: This rank's pulse, which knows the present epoch.
-        who: The group of the pulse, in whose part of the store ranks meet.
+        pulse: This rank's pulse in this epoch.
+        who: This epoch, in whose part of the store ranks meet.
         own: The value that this rank announces; it has a JSON form.
         timeout: The longest wait for a rank that lives.
-        lost: The ranks of the group that nobody waits for.
+        lost: The ranks of this epoch that are known to be lost. Nobody waits for
+            their hosts.
+        ranks_per_host: The number of ranks that go on or leave together.
 
     Returns:
-        The epoch; None if this rank is not in it, or if the store does not answer.
-        Without the store nobody can decide.
+        The value that each rank of the next epoch has announced, by its number in this
+        one, ascending. This rank may not be among them. None is if the store does not
+        answer, as nobody can decide then.
     """
-    end_s = time.monotonic() + STORE_PATIENCE_S
-    while not pulse.signs():
-        if pulse.store_is_lost or time.monotonic() > end_s:
-            return None
+    living = {*range(who.world)}.difference(lost)
+    due = _of_whole_hosts(dict.fromkeys(living), ranks_per_host)
+    if who.rank not in due:
+        return {}
 
     def are_gone(absent: Sequence[int], announced: object) -> bool:
-        return bool(pulse.signs()) and all(map(pulse.is_gone, absent))
+        signs = pulse.signs()
+        if pulse.mute_s > STORE_PATIENCE_S:
+            raise RankFailed("the job's store does not answer")
+        return bool(signs) and all(map(pulse.is_gone, absent))
 
-    number = pulse.epoch + 1
     try:
-        values = who.beside(f"epoch {number}").agree(
+        return who.beside("next epoch").agree(
             own,
-            dict[int, Any],
+            lambda values: _of_whole_hosts(values, ranks_per_host),
             timeout,
-            due={*pulse.ranks}.difference(lost),
+            due=due,
             look=are_gone,
             is_partial=True,
         )
     except RankFailed:  # the store is lost
-        return None
-    if who.rank not in values:
-        return None
-    pulse.go_on(number, values)
-    return Epoch(number, tuple(sorted(values)), values)
+        return {}
+
+
+def _of_whole_hosts(values: Mapping[int, Any], ranks_per_host: int) -> dict[int, Any]:
+    """The values, by rank, of hosts with all of their ranks.
+
+    >>> _of_whole_hosts({0: 7, 1: 7, 3: 6, 4: 5, 5: 7}, ranks_per_host=2)
+    {0: 7, 1: 7, 4: 5, 5: 7}
+    """
+    sizes = Counter(rank // ranks_per_host for rank in values)
+    return {
+        rank: value
+        for rank, value in sorted(values.items())
+        if sizes[rank // ranks_per_host] == ranks_per_host
+    }

@@ -8,29 +8,22 @@ child refuses to exchange, and frees none of them. All this is done where Python
 
 import ctypes
 import os
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch.distributed as dist
 
 from ...errors import InvalidSetting
 
-
-class Connected(Protocol):
-    """An object with connections to other ranks."""
-
-    def become_copy(self, error: InvalidSetting) -> list[Any]:
-        """Raises ``error`` wherever it is used from now on.
-
-        Returns its process groups.
-        """
+_connected: WeakSet[Any] = WeakSet()
 
 
-_connected: WeakSet[Connected] = WeakSet()
+def watch(connection: Any) -> None:
+    """Has ``connection`` become a copy in each process that this one forks.
 
-
-def watch(connection: Connected) -> None:
-    """Has ``connection`` become a copy in each process that this one forks."""
+    Its method ``become_copy(error)`` makes it raise ``error`` wherever it is used from
+    then on, and returns its process groups.
+    """
     _connected.add(connection)
 
 

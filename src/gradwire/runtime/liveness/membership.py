@@ -16,9 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
@@ -65,8 +65,8 @@ class Membership(NamedTuple):
     """This rank among ``world`` ranks, and a ``name`` that all of them know and no
     other attach has.
 
-    The name is empty where this process is alone. ``ranks`` are the ranks' numbers in
-    the job; empty stands for 0, 1, 2 and so on.
+    A rank that is alone from the start needs no name. ``ranks`` are the ranks' numbers
+    in the job; empty stands for 0, 1, 2 and so on.
     """
 
     name: str
@@ -107,25 +107,32 @@ class Membership(NamedTuple):
 
     def beside(self, name: str) -> Membership:
         """The same ranks by another name, to meet under for another purpose."""
-        return self._replace(name=f"{self.name}/{name}") if self.name else self
+        return self._replace(name=f"{self.name}/{name}")
 
     def on_host(self, ranks_per_host: int) -> Membership:
         """The ranks of this rank's host; ranks are numbered host after host."""
         host, place = divmod(self.rank, ranks_per_host)
         first = self.rank - place
         ranks = range(first, first + ranks_per_host)
-        return self._some(f"host {host}", place, ranks)
+        return self._some(f"/host {host}", place, ranks)
 
     def across_hosts(self, ranks_per_host: int) -> Membership:
         """The ranks that have this rank's place on their hosts, host by host."""
         host, place = divmod(self.rank, ranks_per_host)
         ranks = range(place, self.world, ranks_per_host)
-        return self._some(f"place {place}", host, ranks)
+        return self._some(f"/place {place}", host, ranks)
 
-    def _some(self, name: str, rank: int, ranks: Sequence[int]) -> Membership:
-        if len(ranks) == 1:
-            return ALONE
-        return Membership(f"{self.name}/{name}", rank, len(ranks), self.in_job(ranks))
+    def going_on(self, ranks: Sequence[int]) -> Membership:
+        """The next epoch, of these ranks of this one.
+
+        It has no name within the old one: once all old ranks have left, all keys there
+        are deleted.
+        """
+        world = len(ranks)
+        return self._some(f", {world} go on", ranks.index(self.rank), ranks)
+
+    def _some(self, suffix: str, rank: int, ranks: Sequence[int]) -> Membership:
+        return Membership(f"{self.name}{suffix}", rank, len(ranks), self.in_job(ranks))
 
     def agree(
         self,
@@ -140,8 +147,8 @@ class Membership(NamedTuple):
     ) -> Verdict:
         """``decide`` of the values of all ranks, which is the same on all of them.
 
-        ``own`` is this rank's value, which has a JSON form, or a function that returns
-        it as soon as there is one, and None before. Ranks wait for the ranks in ``due``
+        ``own`` is this rank's value, which has a JSON form. It is None where the rank
+        has posted it, or is about to. Ranks wait for the ranks in ``due``
         (None: all), for ``timeout`` at most. ``look`` is called now and then, and ends
         the wait if no absent rank will come. Raises ``RankFailed`` with the ranks that
         have not come. If the meeting ``is_partial``, ``decide`` is called without them
@@ -150,10 +157,7 @@ class Membership(NamedTuple):
         if self.world == 1:
             return decide({self.rank: own})
         due = range(self.world) if due is None else sorted(due)
-        value = own if callable(own) else lambda: own
-        end_s = time.monotonic() + timeout.total_seconds()
-        meeting = _Meeting(self.rank, due, value, look, end_s)
-        values = self.ask(meeting.hold, timeout, what, meeting.watch)
+        values = self._values(own, due, timeout, what, look)
         absent = tuple(rank for rank in due if rank not in values)
         if absent and not is_partial:
             time.sleep(_LINGER_S)
@@ -164,9 +168,49 @@ class Membership(NamedTuple):
             self.linger()
             raise
 
+    def _values(
+        self, own: Any, due: Sequence[int], timeout: timedelta, what: str, look: Look
+    ) -> dict[int, Any]:
+        """The values that count in a meeting of the ranks ``due``."""
+        notes = {rank: _note(rank) for rank in due}
+        end_s = time.monotonic() + timeout.total_seconds()
+        found: dict[int, Any] = {}
+        is_over = False
+
+        # One thread waits for values in the store. This one calls ``look`` meanwhile,
+        # even if the store is silent.
+        def watch() -> None:
+            nonlocal is_over
+            absent = [rank for rank in due if rank not in found]
+            is_over |= bool(look(absent, dict(found)))
+
+        def hold(store: Any) -> dict[int, Any]:
+            if own is not None:
+                self._post(own, store)
+            looked_s = time.monotonic()
+            while not (is_whole := store.check([*notes.values()])):
+                is_last = is_over or time.monotonic() > end_s
+                if is_last or time.monotonic() > looked_s + _LOOK_S:
+                    looked_s = time.monotonic()
+                    for rank, note in notes.items():
+                        if rank not in found and store.check([note]):
+                            found[rank] = json.loads(store.get(note))
+                    if is_last or store.check([_CAME]):
+                        break
+                time.sleep(POLL_S)
+            return _values_of(due if is_whole else sorted(found), store)
+
+        return self.ask(hold, timeout, what, watch)
+
     def post(self, value: Any) -> None:
-        """Leaves this rank's value in a meeting without waiting for the others."""
-        self.ask(lambda store: store.set(_note(self.rank), json.dumps(value)), _AT_ONCE)
+        """Leaves this rank's value in a meeting without waiting for the others.
+
+        Its first value counts.
+        """
+        self.ask(partial(self._post, value), _AT_ONCE)
+
+    def _post(self, value: Any, store: Any) -> None:
+        store.compare_set(_note(self.rank), "", json.dumps(value))
 
     def linger(self) -> None:
         """Waits until all ranks are about to raise, for a second at most.
@@ -188,7 +232,7 @@ class Membership(NamedTuple):
         question: Callable[[Any], Verdict],
         timeout: timedelta,
         what: str = "attach",
-        watch: Callable[[], object] | None = None,
+        watch: Callable[[], object] = lambda: None,
     ) -> Verdict:
         """The store's answer to a question, over a connection nobody else waits for.
 
@@ -198,18 +242,15 @@ class Membership(NamedTuple):
         asked = in_background(lambda: question(own_store(self.name)))
         deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
         try:
-            while watch is not None and time.monotonic() < deadline_s - _LOOK_S:
-                with suppress(TimeoutError):
-                    return asked.result(_LOOK_S)
+            while not wait([asked], _LOOK_S).done and time.monotonic() < deadline_s:
                 watch()
-            return asked.result(max(_LOOK_S, deadline_s - time.monotonic()))
+            return asked.result(0)
         except GradwireError:
             raise
         except (dist.DistError, TimeoutError) as error:
             first, _, _ = str(error).partition("\n")
-            how = f"gave no answer within {timeout} and more"
-            if first:
-                how = f"is lost ({first})"
+            silent = f"gave no answer within {timeout} and more"
+            how = f"is lost ({first})" if first else silent
             ranks = (0,) if self.name.split("-")[0] == "0" else ()
             raise RankFailed(
                 f"{what} cannot be finished: the job's store, where ranks meet, {how}; "
@@ -220,64 +261,21 @@ class Membership(NamedTuple):
             ) from error
 
 
+_CAME = f"{MEETING}/came"
+
+
+def _values_of(ranks: Sequence[int], store: Any) -> dict[int, Any]:
+    """The values that count, by rank, where ``ranks`` have come as far as is known.
+
+    The rank that writes first decides for all, also for ranks that come later.
+    """
+    ranks = json.loads(store.compare_set(_CAME, "", json.dumps([*ranks])))
+    texts = store.multi_get([*map(_note, ranks)]) if ranks else []
+    return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
+
+
 def _note(rank: int) -> str:
     return f"{MEETING}/note/{rank}"
-
-
-@dataclass
-class _Meeting:
-    """One rank's part in a meeting of the ranks ``due``.
-
-    One thread waits for values in the store. Another one calls ``look`` meanwhile, even
-    if the store is silent.
-    """
-
-    rank: int
-    due: Sequence[int]
-    own: Callable[[], Any]
-    look: Look
-    end_s: float
-    found: dict[int, Any] = field(default_factory=dict)
-    is_over: bool = False
-
-    def watch(self) -> None:
-        """Calls ``look``, and ends the meeting if nobody is left to wait for."""
-        found = self.found
-        absent = [rank for rank in self.due if rank not in found]
-        self.is_over |= bool(self.look(absent, found))
-
-    def hold(self, store: Any) -> dict[int, Any]:
-        """The values that count, by rank; ``store`` is this meeting's own."""
-        came = f"{MEETING}/came"
-        notes = {rank: _note(rank) for rank in self.due}
-        looked_s = time.monotonic()
-        has_announced = False
-        while True:
-            is_over = self.is_over or time.monotonic() > self.end_s
-            own = self.own()  # after that, so that the last value counts
-            if own is not None and not has_announced:
-                store.set(notes[self.rank], json.dumps(own))
-                has_announced = True
-            if is_whole := store.check([*notes.values()]):
-                break
-            if is_over or time.monotonic() > looked_s + _LOOK_S:
-                looked_s = time.monotonic()
-                self.found = {
-                    **self.found,
-                    **{
-                        rank: json.loads(store.get(note))
-                        for rank, note in notes.items()
-                        if rank not in self.found and store.check([note])
-                    },
-                }
-                if is_over or store.check([came]):
-                    break
-            time.sleep(POLL_S)
-        # The rank that writes first decides for all, also for ranks that come later.
-        ranks = list(notes) if is_whole else sorted(self.found)
-        ranks = json.loads(store.compare_set(came, "", json.dumps(ranks)))
-        texts = store.multi_get([*map(_note, ranks)]) if ranks else []
-        return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
 
 
 def _did_not_come(
@@ -322,7 +320,7 @@ class Run:
 def run_of(who: Membership) -> str:
     """A new name for the run of these ranks, the same on all of them."""
     drawn = token_hex(8)
-    if not who.name:
+    if who.world == 1:
         return drawn
     return who.ask(
         lambda store: str(store.compare_set("drawn", "", drawn), "ascii"), _AT_ONCE
@@ -386,10 +384,9 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
         end_s = time.monotonic() + timeout.total_seconds()
         while True:
             if store.check(words):
-                digest = hashlib.sha256(b" ".join(store.multi_get(words)))
-                if (found := digest.hexdigest()[:16]) != noted:
-                    noted = found
-                    store.set(seen[who.rank], noted)
+                text = b" ".join(store.multi_get(words))
+                noted = hashlib.sha256(text).hexdigest()[:16]
+                store.set(seen[who.rank], noted)
                 if not _other_than(noted, seen, store):
                     return f"{noted}/"
             if time.monotonic() > end_s:

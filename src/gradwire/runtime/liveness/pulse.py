@@ -13,10 +13,11 @@ finds out which (`roll_call`).
 """
 
 import contextlib
+import json
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,10 +49,9 @@ one too, and the rank's number then tells that it lives.
 LINGER_S = 2 * PERIOD_S
 """Seconds that an error waits after its alarm, as its process may host the store."""
 _QUICK_S = 0.02
-_QUICK_ROUNDS = 100
-"""The number of first rounds, ``_QUICK_S`` seconds apart, in which ranks find each
-other's probe ports.
-"""
+"""Seconds between the first rounds, in which ranks find each other's probe ports."""
+_SLOWER = 1.02
+"""The factor by which the time between these rounds grows."""
 _DETACHED = -1
 """The count in the last sign of a rank that detaches."""
 
@@ -82,14 +82,14 @@ class Sign(NamedTuple):
     still_s: float = 0.0
 
 
-_NO_SIGN = Sign(0, Place(0, 0, 0))
+_NO_SIGN = "[0, false, 0, 0, 0]"
 """The sign of a rank that has shown none yet."""
 
 
-def _sign(value: bytes) -> Sign:
+def _sign(value: str | bytes) -> Sign:
     """A sign as ``Pulse._show`` has written it."""
-    beat, waits, *place = map(int, value.decode().split(";"))
-    return Sign(beat, Place(*place), bool(waits))
+    beat, waits, *place = json.loads(value)
+    return Sign(beat, Place(*place), waits)
 
 
 class Stillness:
@@ -117,29 +117,8 @@ class Stillness:
         return self._still_s
 
 
-class _Alarms:
-    """The alarms of one epoch, as far as this rank knows them."""
-
-    def __init__(self, epoch: int) -> None:
-        self.key = alarm_key(epoch)
-        self.outgoing: Alarm | None = None
-        """This rank's own alarm."""
-        self.sent = threading.Event()
-        """Set once the store has the alarm of this rank, or an earlier one."""
-        self.first: Alarm | None = None
-        """The alarm that counts, once this rank knows it."""
-        self.is_announced = False
-
-    @property
-    def known(self) -> str:
-        """The alarm that this rank knows of, encoded; empty if there is none."""
-        alarm = self.first or self.outgoing
-        return "" if alarm is None else alarm.encoded()
-
-
-def alarm_key(epoch: int) -> str:
-    """The store's key of the alarm that ends an epoch."""
-    return f"alarm/{epoch}"
+ALARM = "alarm"
+"""The store's key of the first alarm, which ends an epoch."""
 
 
 class Pulse:
@@ -173,9 +152,6 @@ class Pulse:
         """Whether the rank is about to leave by itself, which its last sign says."""
         self.lingers = True
         """Whether an alarm may end this process, which may host the store."""
-        self.epoch = 0
-        self.ranks = set(range(world))
-        """The ranks of the present epoch."""
         self.store_is_lost = False
         self._name = name
         self._store: Any = None
@@ -186,7 +162,13 @@ class Pulse:
         self._beat = 0
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._alarms = _Alarms(0)
+        self._outgoing: Alarm | None = None
+        """This rank's own alarm."""
+        self._sent = threading.Event()
+        """Set once the store has the alarm of this rank, or an earlier one."""
+        self._first: Alarm | None = None
+        """The alarm that counts, once this rank knows it."""
+        self._is_announced = False
         self._answered_s = time.monotonic()
         self._broke_s = math.inf
         self._old: list[str] = []
@@ -197,10 +179,8 @@ class Pulse:
         """The number of callers that wait for others' signs."""
         self._num_reads = 0
         self._signs: list[Sign] = []
-        self._have_all_shown = False
-        """Whether all ranks' signs are in the store."""
         self._beats = [Stillness() for _ in range(world)]
-        self.roll_call = RollCall(rank, world, self._heard, lambda: self._alarms.known)
+        self.roll_call = RollCall(rank, world, self._heard, self._known)
         self._thread = threading.Thread(
             target=self._run, name="gradwire pulse", daemon=True
         )
@@ -225,30 +205,26 @@ class Pulse:
 
         Returns the alarm that counts: the first one, as it caused the later ones.
         """
-        alarms = self._alarms
-        alarms.outgoing = alarm
+        self._outgoing = alarm
         self._wake.set()
-        if not alarms.sent.wait(PERIOD_S) or not lingers:
+        if not self._sent.wait(PERIOD_S) or not lingers:
             # ranks whose probe ports can be reached need not wait for the store
-            in_background(partial(self.roll_call.announce, alarms.known))
-        if alarms.sent.wait(LINGER_S - PERIOD_S) and lingers:
+            in_background(partial(self.roll_call.announce, self._known()))
+        if self._sent.wait(LINGER_S - PERIOD_S) and lingers:
             time.sleep(LINGER_S)
-        return alarms.first or alarm
+        return self._first or alarm
+
+    def _known(self) -> str:
+        """The alarm that this rank knows of, encoded; empty if there is none."""
+        alarm = self._first or self._outgoing
+        return "" if alarm is None else alarm.encoded()
 
     def _heard(self, line: bytes) -> None:
         """Takes an alarm that another rank announces past the store."""
-        alarms = self._alarms
-        if alarms.first is None:
-            alarms.first = Alarm.decoded(line, self.place.step)
-            alarms.is_announced = True
-            self._on_alarm(alarms.first)
-
-    def go_on(self, epoch: int, ranks: Collection[int]) -> None:
-        """Watches the ranks of the next epoch, and for its alarm."""
-        self.ranks = {*ranks}
-        self.roll_call.keep(self.ranks)
-        self.epoch = epoch
-        self._alarms = _Alarms(epoch)
+        if self._first is None:
+            self._first = Alarm.decoded(line, self.place.step)
+            self._is_announced = True
+            self._on_alarm(self._first)
 
     # Signs of other ranks.
 
@@ -283,7 +259,7 @@ class Pulse:
         If the store is silent, rank 0 is named, which hosts it. The last sign of a rank
         may arrive after its end. So a rank lives if its number moves twice.
         """
-        still = self.ranks - {self.rank}
+        still = {*range(self._world)} - {self.rank}
         with self._watching() as is_read:
             first = [sign.beat for sign in self._signs]
             while is_read and not all(map(self.is_gone, still)):
@@ -302,15 +278,9 @@ class Pulse:
         with self._watching() as is_read:
             return self._signs if is_read else []
 
-    def _present(self) -> dict[int, Sign]:
-        """The signs of this epoch's ranks when they were last read, if they were."""
-        with self._news:
-            signs = enumerate(self._signs)
-            return {rank: sign for rank, sign in signs if rank in self.ranks}
-
     def detached(self) -> set[int]:
         """The ranks that had left by themselves when signs were last read."""
-        signs = self._present().items()
+        signs = enumerate(self._signs)
         return {rank for rank, sign in signs if sign.beat == _DETACHED}
 
     def last_ranks(self) -> tuple[int, ...]:
@@ -320,13 +290,12 @@ class Pulse:
         All other ranks have launched the messages that the ranks furthest back need, so
         the other ranks were not late.
         """
-        signs = self._present()
-        places = {r: sign.place._replace(local_step=0) for r, sign in signs.items()}
-        every = places.values()
+        signs = self._signs
+        places = [sign.place._replace(local_step=0) for sign in signs]
         return tuple(
             rank
-            for rank, place in places.items()
-            if min(every) == place < max(every) and not signs[rank].waits
+            for rank, place in enumerate(places)
+            if min(places) == place < max(places) and not signs[rank].waits
         )
 
     def local_steps(self) -> str:
@@ -334,10 +303,10 @@ class Pulse:
 
         A rank whose data have ended makes fewer steps, and the other ranks wait for it.
         """
-        counts = {r: sign.place.local_step for r, sign in self._present().items()}
-        if len({*counts.values()}) < 2:
+        counts = [sign.place.local_step for sign in self._signs]
+        if len({*counts}) < 2:
             return ""
-        words = [f"rank {rank} after {count}" for rank, count in counts.items()]
+        words = [f"rank {rank} after {count}" for rank, count in enumerate(counts)]
         return f" (local steps when last seen: {', '.join(words)})"
 
     # The thread.
@@ -348,18 +317,14 @@ class Pulse:
         self._wake.set()
 
     def _run(self) -> None:
-        quick = _QUICK_ROUNDS
+        # Probe ports are looked for at once: a link or the store may fail in the first
+        # step.
+        quick_s = _QUICK_S
         try:
             while not self._stop.is_set() and self._live():
-                is_complete = self.roll_call.is_complete
-                # Probe ports are looked for at once: a link or the store may fail in
-                # the first step.
-                wait_s = PERIOD_S / 4
-                if quick and not is_complete:
-                    quick -= 1
-                    wait_s = _QUICK_S
-                elif is_complete and not self._num_watching:
-                    wait_s = PERIOD_S
+                wait_s = quick_s = min(_SLOWER * quick_s, PERIOD_S / 4)
+                if self.roll_call.is_complete:
+                    wait_s = PERIOD_S / 4 if self._num_watching else PERIOD_S
                 self._wake.wait(wait_s)
                 self._wake.clear()
             if self._store is not None and not self.store_is_lost:
@@ -375,39 +340,38 @@ class Pulse:
             )
             with contextlib.suppress(Exception):
                 alarm = Alarm((self.rank,), self.place.step, text, ExitCode.BROKEN)
-                self._store.compare_set(self._alarms.key, "", alarm.encoded())
+                self._store.compare_set(ALARM, "", alarm.encoded())
                 self._stop.wait(LINGER_S)
             self._on_error(error)
 
     def _live(self) -> bool:
         """One round with the store; returns whether it still answers."""
-        alarms = self._alarms
         try:
             if self._store is None:
                 self._store = own_store(self._name)
                 self._store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
-            self._exchange(alarms)
+            self._exchange()
             self._answered_s = time.monotonic()
         except dist.DistError:
             self._broke_s = time.monotonic()
             with self._news:
                 self.store_is_lost = True
                 self._news.notify_all()
-        if alarms.outgoing is None and not alarms.is_announced:
-            if alarms.first is not None:
+        if self._outgoing is None and not self._is_announced:
+            if self._first is not None:
                 # Called only now: its process may host the store, and may end. By then
                 # all ranks have read the alarm.
                 if self.lingers:
                     self._stop.wait(LINGER_S)
-                alarms.is_announced = True
-                self._on_alarm(alarms.first)
+                self._is_announced = True
+                self._on_alarm(self._first)
             # A finished job ends rank by rank. Only a rank that still waits afterwards
             # has lost the store.
             elif self.store_is_lost and not self._stop.wait(PATIENCE_S):
                 self._on_lost()
         return not self.store_is_lost
 
-    def _exchange(self, alarms: _Alarms) -> None:
+    def _exchange(self) -> None:
         """Writes this rank's sign and alarm to the store, and reads the others'."""
         self._beat += 1
         self._show()
@@ -415,13 +379,12 @@ class Pulse:
             self.roll_call.meet(self._store)
             if self.roll_call.is_complete and self.rank == 0:
                 self.sweep("way")  # all have read these, as all have opened their ports
-        if alarms.outgoing is not None and not alarms.sent.is_set():
-            alarm = self._store.compare_set(alarms.key, "", alarms.outgoing.encoded())
-            alarms.first = alarms.first or Alarm.decoded(alarm, self.place.step)
-            alarms.sent.set()
-        elif alarms.first is None and self._store.check([alarms.key]):
-            line = self._store.get(alarms.key)
-            alarms.first = Alarm.decoded(line, self.place.step)
+        if self._outgoing is not None and not self._sent.is_set():
+            line = self._store.compare_set(ALARM, "", self._outgoing.encoded())
+            self._first = self._first or Alarm.decoded(line, self.place.step)
+            self._sent.set()
+        elif self._first is None and self._store.check([ALARM]):
+            self._first = Alarm.decoded(self._store.get(ALARM), self.place.step)
         while self._old:
             sweep(PrefixStore(self._old.pop(), self._store))
         if self._num_watching:
@@ -429,19 +392,18 @@ class Pulse:
 
     def _show(self) -> None:
         """Writes this rank's sign to the store."""
-        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
-        self._store.set(f"pulse/{self.rank}", sign)
+        sign = [self._beat, self.waits(), *self.place]
+        self._store.set(f"pulse/{self.rank}", json.dumps(sign))
 
     def _read(self) -> list[Sign]:
         """Every rank's sign. All are asked for at once, as the store may be far."""
+        store = self._store
         keys = [f"pulse/{rank}" for rank in range(self._world)]
-        self._have_all_shown = self._have_all_shown or self._store.check(keys)
-        if self._have_all_shown:
-            return [_sign(value) for value in self._store.multi_get(keys)]
-        return [
-            _sign(self._store.get(key)) if self._store.check([key]) else _NO_SIGN
-            for key in keys
-        ]
+        # a rank shows its sign before its probe port
+        if self.roll_call.is_complete:
+            return [*map(_sign, store.multi_get(keys))]
+        values = [store.get(key) if store.check([key]) else _NO_SIGN for key in keys]
+        return [*map(_sign, values)]
 
     def _note(self, signs: Sequence[Sign]) -> None:
         """Gives signs that were just read to the threads that wait for them."""

@@ -20,7 +20,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from secrets import token_hex
@@ -80,8 +80,6 @@ class RollCall:
         self._listening: socket.socket | None = None
         self._probes: dict[int, tuple[str, int, str]] = {}
         self._way: _Way | None = None
-        self._has_announced = False
-        """Whether the store has the address of this rank's probe port."""
         self.is_complete = False
         self.ended: set[int] = set()
         """The ranks whose process has ended, as their probe ports said last."""
@@ -97,8 +95,7 @@ class RollCall:
         if self._way is None:
             self._way = _way_to(_host_of(store))
             store.set(ways[self.rank], self._way.shown)
-        if not self._has_announced and store.check(ways):
-            self._has_announced = True
+        if self._listening is None and store.check(ways):
             shown = {line.decode() for line in store.multi_get(ways)} - {""}
             store.set(probes[self.rank], json.dumps(self._open(self._way, shown)))
         if store.check(probes):
@@ -122,10 +119,6 @@ class RollCall:
     def announce(self, alarm: str) -> None:
         """Announces an alarm to all ranks that a probe can reach."""
         asyncio.run(self._knock_everywhere(alarm))
-
-    def keep(self, ranks: Collection[int]) -> None:
-        """Probes these ranks alone from now on."""
-        self._probes = {r: self._probes[r] for r in ranks if r in self._probes}
 
     def close(self) -> None:
         """Closes the probe port."""

@@ -22,8 +22,8 @@ def sweep(store: Any) -> None:
     Neither an older torch nor a store that is written in Python can list keys: none is
     deleted.
     """
-    with contextlib.suppress(NotImplementedError):
-        for key in store.list_keys() if hasattr(store, "list_keys") else ():
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        for key in store.list_keys():
             store.delete_key(key)
 
 

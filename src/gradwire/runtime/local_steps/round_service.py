@@ -41,6 +41,7 @@ from ...exchange.rounds import (
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
 from ..liveness.membership import Membership
+from ..survive.going_on import Connect
 from ..survive.rejoin import Admitted, Lookout, Offer, Returning, come_together
 from ..transport.wire import (
     REJOINED,
@@ -49,7 +50,7 @@ from ..transport.wire import (
     has_store,
     in_background,
 )
-from .going_on import Connect, Successors, channel_of, go_on_without
+from .going_on import Successors, channel_of, go_on_without
 from .mail import NAME, Drained, Invitation, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5

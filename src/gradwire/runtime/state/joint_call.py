@@ -20,7 +20,7 @@ from ...contract.verbs import AllReduce
 from ...errors import RankFailed
 from ..agreement.fingerprint import (
     first_difference,
-    has_refusal,
+    refusals,
     refuse_differences,
     refuse_if_one_did,
     refusing,
@@ -110,7 +110,7 @@ class JointCall:
                 self._refuse_to_wait_for(absent)
             if time.monotonic() > early_s:
                 engine.refuse_silence(self._next_step)
-            return has_refusal(announced)
+            return bool(refusals(announced))
 
         def decide(announced: Mapping[int, Any]) -> None:
             absent = tuple(rank for rank in range(who.world) if rank not in announced)

@@ -119,13 +119,13 @@ class StepReport:
     def __init__(self, check: Check, world: int) -> None:
         self.check = check
         self.confirms = False
+        self.look: Callable[[], int] = lambda: 0
+        """The number of the newcomer that waits, as this rank sees it, or 0."""
         self.restart(world)
 
     def restart(self, world: int) -> None:
         """Begins anew among ``world`` ranks."""
         self.records = [Record()] * world
-        self.look: Callable[[], int] = lambda: 0
-        """The number of the newcomer that waits, as this rank sees it, or 0."""
         self._own = Record()
 
     @property

@@ -9,6 +9,7 @@ there are never two groups that go on. State is copied before each step, and put
 where the step does not count. It cannot be asked of a peer instead: residuals would be
 of different steps.
 
-A newcomer joins a run between two steps (`rejoin`). ``groups`` opens the process groups
-of ranks that go on.
+Ranks that go on connect anew (`going_on`), a host of several ranks whole. A newcomer
+joins a run between two steps (`rejoin`). ``groups`` opens the process groups of ranks
+that go on.
 """

@@ -14,6 +14,7 @@ carries collectives, and a warning says that torch does not know its ranks.
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from ..device.devices import kind_of
+from ..engine.engine import Engine
 from ..transport.wire import Group, default_store, store_for
 
 _log = logging.getLogger("gradwire")
@@ -70,12 +72,22 @@ def open_group(
     return group
 
 
+def group_of(engine: Engine, backends: str = ON_HOST) -> Group:
+    """A process group of the ranks of ``engine``, which torch knows from now on."""
+    who = engine.who
+    name = f"{who.name}/group"
+    opening = partial(open_group, name, who.rank, who.world, engine.timeout, backends)
+    group: Group = engine.meanwhile("connect", opening)
+    register_group(group, name, who.numbers, backends)
+    return group
+
+
 def _kinds(backends: str) -> dict[torch.device, str]:
     """The back end of each kind of device; gloo for all that is not NCCL's."""
     pairs = [pair.split(":") for pair in backends.split(",") if ":" in pair]
-    kinds = {torch.device(device): kind for device, kind in pairs}
     return {
-        device: "nccl" if kind == "nccl" else "gloo" for device, kind in kinds.items()
+        torch.device(device): "nccl" if kind == "nccl" else "gloo"
+        for device, kind in pairs
     }
 
 

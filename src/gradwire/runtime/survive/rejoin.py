@@ -27,11 +27,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -42,18 +41,24 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ...errors import RankFailed, RanksDiffer, invalid
-from ..agreement.fingerprint import REFUSAL, Fingerprint, difference
+from ..agreement.fingerprint import (
+    REFUSAL,
+    Fingerprint,
+    difference,
+    refusals,
+    refusing,
+)
 from ..engine.engine import Engine
 from ..engine.plain import packed, read_packed, receive
-from ..liveness.alarm import Alarm, said
+from ..liveness.alarm import Alarm
 from ..liveness.blame import IN_ATTACH
 from ..liveness.membership import Membership
 from ..liveness.pulse import (
+    ALARM,
     PATIENCE_S,
     PERIOD_S,
     STORE_PATIENCE_S,
     Stillness,
-    alarm_key,
 )
 from ..state import checkpoint
 from ..state.table import fields_of
@@ -132,17 +137,12 @@ class Lookout:
         self._fingerprint = fingerprint
         self._on_seen = on_seen
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, name="gradwire lookout", daemon=True
-        )
-        self._thread.start()
+        self._watching = in_background(self._watch)
 
     def close(self) -> None:
         """Shows the run no more, as no newcomer can come any more."""
         self._stop.set()
-        # the garbage collector may call this anywhere
-        if threading.current_thread() is not self._thread:
-            self._thread.join(PERIOD_S)
+        wait([self._watching], PERIOD_S)
 
     def _watch(self) -> None:
         with suppress(dist.DistError):  # the pulse says that the store is lost
@@ -178,10 +178,11 @@ class Offer(NamedTuple):
     labels: list[int]
     step: int
 
-    def who(self, rank: int) -> Membership:
-        """A rank among the newcomers."""
+    def who(self, rank: int = -1) -> Membership:
+        """A rank of the run, by default the newcomer, which comes last."""
         name = f"{REJOINED} {self.number}"
-        return Membership(name, rank, len(self.labels), tuple(self.labels))
+        world = len(self.labels)
+        return Membership(name, rank % world, world, tuple(self.labels))
 
 
 class Admitted(NamedTuple):
@@ -206,104 +207,89 @@ def come_together(
     the newcomer has none. ``heal`` is called with the new engine on each. The value
     that it returns has a JSON form.
     """
-    who = offer.who(len(offer.labels) - 1 if old is None else old.rank)
-
-    def work() -> tuple[Engine, Group, Any]:
-        if old is not None and old.rank == 0:
-            own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
-        engine = connect(who)
-        opened.callback(engine.close)
-        group = open_group(f"{who.name}/group", who.rank, who.world, timeout)
-        return engine, group, heal(engine)
-
+    who = offer.who() if old is None else offer.who(old.rank)
+    name = f"{who.name}/group"
     opened = ExitStack()
-    verdict: list[Any] | str = ""
+
+    def work() -> tuple[Engine, Group]:
+        with refusing(who):
+            if who.rank == 0:
+                own_store(REJOINED).set(f"{offer.number}/offer", json.dumps(offer[1:]))
+            engine = connect(who)
+            opened.callback(engine.close)
+            group = open_group(name, who.rank, who.world, timeout)
+            value = heal(engine)
+        who.post([value])
+        return engine, group
+
+    def look(absent: object, found: Mapping[int, Any]) -> bool:
+        try:
+            if old is not None:
+                old.check()
+                # nothing is sent there now that could fail
+                old.refuse_silence(offer.step)
+        except RankFailed as failure:
+            lost = list(failure.ranks)
+            who.post({REFUSAL: f"the run has lost ranks {lost} meanwhile"})
+            return True
+        return bool(refusals(found))
+
+    def decide(found: Mapping[int, Any]) -> list[Any] | str:
+        return _verdict(found, who.world, timeout)
+
     working = in_background(work)
+    in_background(partial(_watch, offer.number, who))
+    verdict: list[Any] | str = ""
+    what = "a newcomer's attach"
     try:
-        verdict = _Judgement(offer, who, working, old).verdict(timeout)
+        verdict = who.agree(
+            None, decide, timeout, what=what, look=look, is_partial=True
+        )
     finally:
         # a rank that saw the connections close before would give that as the reason
         if isinstance(verdict, str):
             working.add_done_callback(lambda _: opened.close())
+    in_background(partial(_close, offer.number, who, verdict))
     if isinstance(verdict, str):
         return verdict
-    engine, group, _ = working.result()
+    engine, group = working.result()
     if old is None and not dist.is_initialized():
         stand_outside(offer.labels[-1])
-    register_group(group, f"{who.name}/group", who.ranks)
+    register_group(group, name, who.ranks)
     return Admitted(engine, group, verdict)
 
 
-@dataclass
-class _Judgement:
-    """This rank's part in the verdict of all ranks on a newcomer.
+def _verdict(
+    found: Mapping[int, Any], world: int, timeout: timedelta
+) -> list[Any] | str:
+    """The values of all ranks, or a reason against the newcomer."""
+    for reason in refusals(found).values():
+        return reason
+    if len(found) < world:
+        return f"not all ranks were ready within {timeout}"
+    return [found[rank][0] for rank in range(world)]
 
-    It is ready once ``working`` has ended well, and announces a list of the value then.
-    A reason against the newcomer, of this rank or another, ends the wait.
-    """
 
-    offer: Offer
-    who: Membership
-    working: Future[Any]
-    old: Engine | None
-    beat: Stillness = field(default_factory=Stillness)
-    reason: str = ""
+def _watch(number: int, who: Membership) -> None:
+    """Refuses a newcomer that shows no sign of life, until its asking is over."""
+    store = own_store(REJOINED)
+    beat = Stillness()
+    while not store.check([f"{number}/over"]):
+        if beat.read(store.add(f"{number}/beat", 0)) > PATIENCE_S:
+            who.post({REFUSAL: "it shows no sign of life"})
+            return
+        time.sleep(PERIOD_S / 2)
+    if who.rank == who.world - 1:
+        # where others have not said so by a verdict
+        who.post({REFUSAL: "its place is gone, with the rank that gave it"})
 
-    @cached_property
-    def _store(self) -> Any:
-        return own_store(REJOINED)
 
-    def verdict(self, timeout: timedelta) -> list[Any] | str:
-        """The verdict of all ranks: all values, or a reason against the newcomer."""
-
-        def decide(found: Mapping[int, Any]) -> list[Any] | str:
-            for announced in found.values():
-                if not isinstance(announced, list):
-                    return str(
-                        announced if isinstance(announced, str) else announced[REFUSAL]
-                    )
-            if len(found) < self.who.world:
-                return f"not all ranks were ready within {timeout}"
-            return [found[rank][0] for rank in range(self.who.world)]
-
-        what = "a newcomer's attach"
-        verdict = self.who.agree(
-            self._own, decide, timeout, what=what, look=self._look, is_partial=True
-        )
-        in_background(partial(self._close, verdict))
-        return verdict
-
-    def _own(self) -> list[Any] | str | None:
-        """This rank's word, if it has one; called in a thread that may wait."""
-        beat = self._store.add(f"{self.offer.number}/beat", 0)
-        if self.beat.read(beat) > PATIENCE_S:
-            self.reason = self.reason or "it shows no sign of life"
-        if self.old is None and self._store.check([f"{self.offer.number}/over"]):
-            self.reason = self.reason or "its place is gone, with the rank that gave it"
-        if self.working.done():
-            error = self.working.exception()
-            return [self.working.result()[2]] if error is None else said(error)
-        return self.reason or None
-
-    def _look(self, absent: object, found: Mapping[int, Any]) -> bool:
-        try:
-            if self.old is not None:
-                self.old.check()
-                # nothing is sent there now that could fail
-                self.old.refuse_silence(self.offer.step)
-        except RankFailed as failure:
-            self.reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
-        return bool(self.reason) or any(
-            not isinstance(announced, list) for announced in found.values()
-        )
-
-    def _close(self, verdict: list[Any] | str) -> None:
-        self._store.set(f"{self.offer.number}/over", "")
-        if isinstance(verdict, str):  # a rank that still connects hears it by the pulse
-            newcomer = self.who.world - 1
-            alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
-            store = own_store(self.who.name)
-            store.compare_set(alarm_key(0), "", alarm.encoded())
+def _close(number: int, who: Membership, verdict: list[Any] | str) -> None:
+    """Ends a newcomer's asking."""
+    own_store(REJOINED).set(f"{number}/over", "")
+    if isinstance(verdict, str):  # a rank that still connects hears it by the pulse
+        alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out")
+        own_store(who.name).compare_set(ALARM, "", alarm.encoded())
 
 
 class Returning:
@@ -335,7 +321,7 @@ class Returning:
         )
         self._end_s = time.monotonic() + timeout.total_seconds()
         self.offer = self._ask()
-        return self.offer.who(len(self.offer.labels) - 1)
+        return self.offer.who()
 
     def enter(
         self,
@@ -388,10 +374,9 @@ class Newcomer(Returning):
         optimizer: Optimizer | None,
         places: tuple[object, ...],
     ) -> None:
-        is_alone = not dist.is_initialized() and all(place is None for place in places)
         if not isinstance(store, Store):
             raise invalid("rejoin", store, "the job's store", _STORE)
-        if not is_alone:
+        if dist.is_initialized() or any(place is not None for place in places):
             accepted = "given in a process of no group"
             raise invalid("rejoin", "one of a group", accepted, _ALONE)
         if on_failure != "shrink" or not isinstance(optimizer, Optimizer):

@@ -24,9 +24,10 @@ import gc
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch.distributed as dist
@@ -36,14 +37,14 @@ from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, Ra
 from ..engine.engine import Engine
 from ..engine.plain import send
 from ..liveness.alarm import Alarm, listed, said
-from ..liveness.membership import ALONE, Membership, Run
+from ..liveness.membership import Membership, Run
 from ..state import checkpoint
-from ..state.table import is_residual
+from ..state.table import is_by_element, is_residual
 from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.report import StepReport
 from ..transport.wire import Group, has_store
-from .groups import open_group, register_group
+from .going_on import survivors_of
 from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
 
 
@@ -57,18 +58,17 @@ class Counted(NamedTuple):
     is_open: bool = False
 
 
-class Survivors(NamedTuple):
-    """The ranks that go on, ascending, and the number of steps counted on all."""
+class AgreedSteps(NamedTuple):
+    """The number of steps that count on all ranks that go on."""
 
-    ranks: tuple[int, ...]
     num_steps: int
     is_torn: bool = False
     """Whether a rank is in a step that does not count."""
 
 
 def decided(
-    counted: Mapping[int, Counted], *, repeats: bool = False
-) -> Survivors | None:
+    counted: Collection[Counted], *, repeats: bool = False
+) -> AgreedSteps | None:
     """The decision by all survivors' counts, the same on each of them.
 
     A step counts if every survivor has it. If the loop ``repeats`` the step anyway, for
@@ -76,20 +76,20 @@ def decided(
     (`synchroniser`), so no rank has ended a step that another lacks. If one has, memory
     or a program is damaged: there is no decision, and this returns None.
 
-    >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
-    Survivors(ranks=(0, 2), num_steps=7, is_torn=False)
-    >>> decided({0: Counted(6, 7), 2: Counted(6, 6)}).num_steps
+    >>> decided([Counted(7, 7), Counted(6, 7)])
+    AgreedSteps(num_steps=7, is_torn=False)
+    >>> decided([Counted(6, 7), Counted(6, 6)]).num_steps
     6
-    >>> decided({0: Counted(6, 7), 2: Counted(6, 7)}, repeats=True).num_steps
+    >>> decided([Counted(6, 7), Counted(6, 7)], repeats=True).num_steps
     6
     """
-    ended = max(count.least for count in counted.values())
-    whole = min(count.most for count in counted.values())
+    ended = max(count.least for count in counted)
+    whole = min(count.most for count in counted)
     if ended > whole:
         return None
     agreed = ended if repeats else whole
-    is_torn = any(count.is_open and count.least == agreed for count in counted.values())
-    return Survivors(tuple(sorted(counted)), agreed, is_torn)
+    is_torn = any(count.is_open and count.least == agreed for count in counted)
+    return AgreedSteps(agreed, is_torn)
 
 
 _log = logging.getLogger("gradwire")
@@ -101,8 +101,8 @@ class Shrinking:
     """The survival of one attached model.
 
     ``engine_of`` connects other ranks, and ``make_messages`` makes the model's messages
-    for them. ``run``  notes who left
-    and who joined, by the ranks' numbers in the job. The engine ends with ``handle``.
+    for them. ``run`` notes who left and who joined, by the ranks' numbers in the job.
+    The engine ends with ``handle``.
     """
 
     def __init__(
@@ -113,13 +113,12 @@ class Shrinking:
         engine_of: Callable[[Membership], Engine],
         make_messages: Callable[[Membership], Sequence[Message]],
         undo: ExitStack,
-        healing: Healing | None,
+        healing: Healing,
         newcomer: Newcomer | None,
     ) -> None:
         self._handle = weakref.ref(handle)
         self._run = run
         self._progress = progress
-        self._params = [*progress.params.items()]
         self._connect = engine_of
         self._make_messages = make_messages
         self._undo = undo
@@ -154,11 +153,6 @@ class Shrinking:
         return self._progress.synchroniser.engine
 
     @property
-    def _numbers(self) -> tuple[int, ...]:
-        """The numbers in the job of the ranks that go on."""
-        return self._engine.who.numbers
-
-    @property
     def _report(self) -> StepReport:
         return self._progress.synchroniser.report
 
@@ -173,8 +167,9 @@ class Shrinking:
         newcomer = self._report.newcomer
         if newcomer not in (0, self._last_newcomer):
             self._last_newcomer = newcomer
+            numbers = self._engine.who.numbers
             self._admit(
-                Offer(newcomer, [*self._numbers, self._num_labels], self._progress.step)
+                Offer(newcomer, [*numbers, self._num_labels], self._progress.step)
             )
 
     def _raise_due(self, cause: RankFailed | None) -> None:
@@ -187,7 +182,7 @@ class Shrinking:
         raise due from cause
 
     def _drop_gradients(self) -> None:
-        for _, param in self._params:
+        for param in self._progress.params.values():
             param.grad = None
         self.on_drop()
 
@@ -198,10 +193,7 @@ class Shrinking:
         the next step raises. All models that have lost a rank go on now, as one rank
         may be in a step of this model, and another rank in a step of the next model.
         """
-        lost = {*failure.ranks}
-        who = self._engine.who
-        is_final = isinstance(failure, RanksLost | LoopMistake)
-        if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
+        if isinstance(failure, RanksLost | LoopMistake) or not failure.ranks:
             raise failure
         self._go_on_together(failure)
         # another model's loss has only interrupted the wait
@@ -219,7 +211,6 @@ class Shrinking:
         other models: the loop makes them together.
         """
         num_steps = self._progress.step
-        lost = {*failure.ranks}
         if len(_shrinking) > 1:
             # else a dropped model still counts on ranks that have not collected it yet
             gc.collect()
@@ -227,17 +218,20 @@ class Shrinking:
         every = sorted(_shrinking, key=lambda model: model._name)
         for model in every:
             model._engine.interrupt(None)
-        models = [model for model in every if lost.intersection(model._numbers)]
+        models = [model for model in every if model._engine.who.in_group(failure.ranks)]
         _all_lose(models, failure)
         is_torn = any(model._is_torn for model in models)
-        others = [
-            other for other in every if other not in models and other._engine.world > 1
+        beside = [
+            other
+            for other in every
+            if other not in models
+            and other._engine.world > 1
+            and (is_torn or other._engine.has_failed)
         ]
-        beside = [other for other in others if is_torn or other._engine.has_failed]
         _all_lose(beside, failure)
-        undone = [model for model in (*models, *beside) if model._undoes]
-        stands = self._progress.step == num_steps and self in (*models, *beside)
-        if undone or stands:
+        changed = [*models, *beside]
+        undone = [model for model in changed if model._undoes]
+        if undone or (self in changed and self._progress.step == num_steps):
             due = next(
                 model for model in (self, *undone, *models) if model._due is not None
             )
@@ -248,9 +242,9 @@ class Shrinking:
     def _break_off(self, failure: RankFailed) -> None:
         """Alarms this model's other ranks, as they may wait for a rank that left."""
         engine = self._engine
-        lost = engine.who.in_group(failure.ranks)
-        numbers = {*engine.who.in_job(lost)}
-        beyond = tuple(rank for rank in failure.ranks if rank not in numbers)
+        who = engine.who
+        lost = who.in_group(failure.ranks)
+        beyond = tuple(rank for rank in failure.ranks if rank not in who.numbers)
         text = (
             f"rank {listed(failure.ranks)} of the job was lost in a step of another "
             "model"
@@ -280,98 +274,89 @@ class Shrinking:
         A model that has lost none goes on among the same ranks, for a step that is
         repeated.
         """
-        engine = self._engine
-        synchroniser = self._progress.synchroniser
+        old = self._engine
+        progress = self._progress
+        synchroniser = progress.synchroniser
         start_s = time.monotonic()
-        num_steps = self._progress.step
+        num_steps = progress.step
         is_open = synchroniser.open
-        counted = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
-        has_lost = not {*failure.ranks}.isdisjoint(self._numbers)
-        decision = None
-        if epoch := engine.next_epoch(counted, engine.who.in_group(failure.ranks)):
-            counts = {rank: Counted(*value) for rank, value in epoch.values.items()}
-            decision = decided(counts, repeats=not has_lost)
+        own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
+        left = survivors_of(old, failure, self._connect, own, self._run.group)
+        self._undo.callback(left.engine.close)
+        decision = decided(
+            [Counted(*value) for value in left.values],
+            repeats=not old.who.in_group(failure.ranks),
+        )
         if decision is None:
             raise failure
         is_counted = decision.num_steps > num_steps
         if is_counted:
-            self._progress.put_means()
-        self._due = self._note(engine, decision, failure)
-        self._is_torn = decision.is_torn
+            progress.put_means()
+        # nobody writes into gradients or state now; what waits for peers is abandoned
+        synchroniser.streams.catch_up()
         self._undoes = is_open and not is_counted
-        self._go_on(failure, decision, undoes=self._undoes)
+        if self._undoes:
+            synchroniser.undo()
+            self._drop_gradients()  # some may be means of the step that does not count
+        self._is_torn = decision.is_torn
+        gone = [n for n in old.who.numbers if n not in left.engine.who.numbers]
+        self._due = self._note(old, gone, decision.num_steps, failure)
+        try:
+            self._move(left.engine, left.group, is_residual)
+        except GradwireError as error:
+            text = f"{failure}; the others cannot go on: {said(error)}"
+            raise RankFailed(text, ranks=failure.ranks, step=failure.step) from error
         _log.warning("%s", self._due)
-        if len(decision.ranks) < engine.world:
+        if gone:
             self._run.left[-1]["seconds"] = time.monotonic() - start_s
 
     def _note(
-        self, engine: Engine, decision: Survivors, failure: RankFailed
+        self, old: Engine, gone: Sequence[int], step: int, failure: RankFailed
     ) -> RanksLost:
-        """Notes who left; returns the error that says so."""
-        records = self._report.records
-        gone = {*range(engine.world)} - {*decision.ranks}
+        """Notes which ranks of the job left; returns the error that says so."""
         if not gone:
             return RanksLost(
                 f"rank {listed(failure.ranks)} is lost, in another model; "
                 "repeat the step, from zero_grad() on",
                 ranks=failure.ranks,
-                step=decision.num_steps,
+                step=step,
             )
-        announced = {self._numbers[r]: records[r] for r in sorted(gone)}
+        ranks = tuple(gone)
+        records = [self._report.records[rank] for rank in old.who.in_group(gone)]
         self._run.left.append(
             {
-                "ranks": tuple(announced),
-                "step": decision.num_steps,
-                "residual_norms": tuple(figures.norm for figures in announced.values()),
-                "norms_after_steps": tuple(
-                    figures.num_steps for figures in announced.values()
-                ),
+                "ranks": ranks,
+                "step": step,
+                "residual_norms": tuple(record.norm for record in records),
+                "norms_after_steps": tuple(record.num_steps for record in records),
             }
         )
         norms = ", ".join(
-            f"{figures.norm:.3g} after {figures.num_steps} steps"
-            for figures in announced.values()
+            f"{record.norm:.3g} after {record.num_steps} steps" for record in records
         )
         return RanksLost(
-            f"rank {listed(announced)} is lost in step {decision.num_steps}, "
-            f"with residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
+            f"rank {listed(ranks)} is lost in step {step}, "
+            f"with residuals whose norm was {norms}; {old.world - len(gone)} ranks go "
             "on: repeat the step, from zero_grad() on",
-            ranks=tuple(announced),
-            step=decision.num_steps,
+            ranks=ranks,
+            step=step,
         )
 
-    def _go_on(self, failure: RankFailed, decision: Survivors, *, undoes: bool) -> None:
-        """Connects the survivors and moves the state of exchanges over."""
-        old = self._engine
-        synchroniser = self._progress.synchroniser
-        # nobody writes into gradients or state now; what waits for peers is abandoned
-        old.close()
-        synchroniser.streams.catch_up()
-        if undoes:
-            synchroniser.undo()
-            self._drop_gradients()  # some may be means of the step that does not count
-        saved = checkpoint.collect(self._progress.messages)
-        begun = checkpoint.begun_step(self._progress.messages)
-        for state in (saved, begun.saved):
-            checkpoint.scale(state, len(decision.ranks) / old.world, is_residual)
-        try:
-            engine, group = self._connected(old, decision)
-            self._move(saved, engine, group, begun)
-        except (GradwireError, RuntimeError, TimeoutError) as error:
-            text = f"{failure}; the others cannot go on: {said(error)}"
-            raise RankFailed(text, ranks=failure.ranks, step=failure.step) from error
-
     def _move(
-        self,
-        saved: Mapping[str, Any],
-        engine: Engine,
-        group: Group | None,
-        begun: checkpoint.BegunStep | None = None,
+        self, engine: Engine, group: Group | None, which: Callable[[str], bool]
     ) -> None:
-        """Goes on among the ranks of ``engine``, from the state that was collected."""
+        """Goes on among the ranks of ``engine`` with the state of exchanges.
+
+        Fields ``which`` are scaled by the new number of ranks over the old one.
+        """
+        progress = self._progress
+        saved = checkpoint.collect(progress.messages)
+        begun = checkpoint.begun_step(progress.messages)
+        for state in (saved, begun.saved):
+            checkpoint.scale(state, engine.world / self._engine.world, which)
         messages = self._make_messages(engine.who)
         checkpoint.move(saved, messages, begun)
-        self._progress.synchroniser.go_on(engine, messages)
+        progress.synchroniser.go_on(engine, messages)
         self._look_after(engine)
         self._run.go_on(engine.who, group)
         if (handle := self._handle()) is not None:
@@ -379,19 +364,19 @@ class Shrinking:
 
     def _look_out(self) -> None:
         """Makes rank 0 look for newcomers in the store, if any, once for all models."""
-        healing = self._healing
-        if self._engine.rank or healing is None:
-            return
-        if has_store() and not any(model._lookout for model in _shrinking):
-            self._lookout = Lookout(healing.fingerprint)
-            self._undo.callback(self._lookout.close)
-            weakref.finalize(self._handle(), self._lookout.close)
-        self._report.look = self._seen
+        is_due = self._engine.rank == 0 and has_store()
+        if is_due and not any(model._lookout for model in _shrinking):
+            lookout = Lookout(self._healing.fingerprint)
+            self._lookout = lookout
+            self._undo.callback(lookout.close)
+            weakref.finalize(self._handle(), lookout.close)
+            self._report.look = partial(self._seen, lookout)
 
-    def _seen(self) -> int:
+    def _seen(self, lookout: Lookout) -> int:
         """The number of the newcomer that waits; notes the means of this step."""
-        number = 0 if self._lookout is None else self._lookout.number
-        self._means = [param.grad for _, param in self._params] if number else []
+        number = lookout.number
+        params = self._progress.params.values() if number else ()
+        self._means = [param.grad for param in params]
         return number
 
     def _admit(self, offer: Offer) -> None:
@@ -400,8 +385,7 @@ class Shrinking:
         old = self._engine
         synchroniser = self._progress.synchroniser
         synchroniser.streams.catch_up()
-        heal = self._healer(offer) if old.rank == 0 else lambda engine: None
-        admitted = come_together(offer, self._connect, heal, old.timeout, old)
+        admitted = come_together(offer, self._connect, self._heal, old.timeout, old)
         if isinstance(admitted, str):
             _log.warning(
                 "a new process could not join at step %d: %s", offer.step, admitted
@@ -410,9 +394,7 @@ class Shrinking:
         engine, group, _ = admitted
         old.close()
         self._undo.callback(engine.close)
-        saved = checkpoint.collect(self._progress.messages)
-        checkpoint.scale(saved, engine.world / old.world)
-        self._move(saved, engine, group)
+        self._move(engine, group, is_by_element)
         synchroniser.forget_steps()  # of gradients that the loop has dropped
         self._note_newcomer(offer, time.monotonic() - start_s)
 
@@ -423,56 +405,28 @@ class Shrinking:
         )
         _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
 
-    def _healer(self, offer: Offer) -> Callable[[Engine], None]:
-        """A function that sends the newcomer the state that it lacks.
+    def _heal(self, engine: Engine) -> None:
+        """Has rank 0 send the newcomer the state that it lacks.
 
-        It raises if no newcomer can come in now.
+        It raises if no newcomer can come in now, of which all hear by the verdict.
         """
-        healing = self._healing
-        why = ""
-        assert healing is not None
-        pairs = zip(self._params, self._means, strict=False)
+        if engine.rank:
+            return
+        if len(_shrinking) > 1:
+            raise InvalidSetting(
+                "several models are attached, and a newcomer can join only one"
+            )
+        pairs = zip(self._progress.params.values(), self._means, strict=False)
         if any(
             param.grad is mean is not None and mean.count_nonzero()
-            for (_, param), mean in pairs
+            for param, mean in pairs
         ):
-            why = (
+            raise InvalidSetting(
                 "exchanged gradients add up, of which it lacks the first; write "
                 "no_sync() there"
             )
-        if len(_shrinking) > 1:
-            why = "several models are attached, and a newcomer can join only one"
-
-        def heal(engine: Engine) -> None:
-            # if it fails, all ranks hear of it by the verdict
-            if why:
-                raise InvalidSetting(why)
-            data = healing.packed(self._progress.messages)
-            send(data, engine.world - 1, engine.routes.first_channel)
-
-        return heal
-
-    def _connected(self, old: Engine, decision: Survivors) -> tuple[Engine, Group]:
-        """A new engine, and a process group of torch.distributed, of the survivors."""
-        world = len(decision.ranks)
-        ranks = old.who.in_job(decision.ranks)
-        # Not within the old name: all keys there are deleted once all old ranks have
-        # left.
-        name = f"{old.who.name}, {world} after {decision.num_steps}"
-        who = Membership(name, decision.ranks.index(old.rank), world, ranks)
-        engine = self._connect(who if world > 1 else ALONE._replace(ranks=ranks))
-        self._undo.callback(engine.close)
-        known = self._run.group
-        if world == old.world:
-            return engine, known
-        backends = dist.get_backend_config(known)
-        name += "/group"
-        group: Group = engine.meanwhile(
-            "connect",
-            lambda: open_group(name, who.rank, world, old.timeout, backends),
-        )
-        register_group(group, name, ranks, backends)
-        return engine, group
+        data = self._healing.packed(self._progress.messages)
+        send(data, engine.world - 1, engine.routes.first_channel)
 
 
 def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> None:
