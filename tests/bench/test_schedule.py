@@ -66,7 +66,9 @@ def test_the_rank_that_ends_last_counts() -> None:
 
 @pytest.mark.netns
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("ranks_per_host", [1, 2])
+@pytest.mark.parametrize(
+    "ranks_per_host", [pytest.param(1, marks=pytest.mark.nightly), 2]
+)
 def test_a_profile_is_replayed_on_shaped_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks_per_host: int
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_row_has_shares_of_all_ranks_seconds() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.multi
 @pytest.mark.netns
 @pytest.mark.timeout(300)

@@ -114,6 +114,7 @@ def test_try_trains_behind_a_relay_and_fills_its_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.multi
 @pytest.mark.timeout(300)
 def test_two_machines_join_by_one_line(tmp_path: Path) -> None:

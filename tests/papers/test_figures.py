@@ -27,6 +27,12 @@ ELSEWHERE = {
     "zen": set[str](),
 }
 """Figures that other tests measure, or that take what is not here."""
+MEASURED_TWICE = {
+    ("hipress", "servers_measured"),
+    ("hipress", "pipeline"),
+    ("usbyte", "figure17"),
+}
+"""Figures of real ranks that slow tests of their own papers measure as well."""
 
 
 @pytest.mark.parametrize("paper", names())
@@ -38,7 +44,15 @@ def test_every_figure_has_a_measure_of_its_own(paper: str) -> None:
 
 @pytest.mark.parametrize(
     ("paper", "name"),
-    [(paper, name) for paper, small in SMALL.items() for name in small],
+    [
+        pytest.param(
+            paper,
+            name,
+            marks=[pytest.mark.nightly] if (paper, name) in MEASURED_TWICE else [],
+        )
+        for paper, small in SMALL.items()
+        for name in small
+    ],
 )
 def test_claims_say_why_they_differ(
     paper: str, name: str, measured: Measured, tmp_path: Path

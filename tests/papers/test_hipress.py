@@ -254,6 +254,8 @@ def test_all_cases_of_slots_have_links_of_one_rate() -> None:
 # Servers on real ranks
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
 def test_servers_apart_train_beside_hosts_that_do_both(measured: Measured) -> None:
     """Two workers and a server, and three that do both."""
     rows = measured("hipress", "servers_measured").rows

@@ -36,8 +36,6 @@ def run_by(
 def _run_file(
     rank: int, world: int, path: str, arguments: Sequence[str], port: str, launcher: str
 ) -> str:
-    # a rank that leaves while another still connects would end that one
-    dist.barrier()
     dist.destroy_process_group()  # the file joins one itself
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     names = (

@@ -290,6 +290,8 @@ def _join(rank: int, world: int, end: Connection) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
+    # a rank that ends or leaves while another still connects would end that one
+    dist.barrier()
 
 
 def _pickled(answer: Any) -> bytes:

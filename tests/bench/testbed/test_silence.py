@@ -76,7 +76,14 @@ def verbs(rank: int) -> dict[str, Communication]:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(
     "name",
-    ["send", "broadcast", "all_reduce", "all_gather", "all_to_all", "reduce_scatter"],
+    [
+        "send",
+        "all_reduce",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("broadcast", "all_gather", "all_to_all", "reduce_scatter")
+        ),
+    ],
 )
 def test_a_payload_may_take_longer_than_the_time_out(
     name: str, monkeypatch: pytest.MonkeyPatch

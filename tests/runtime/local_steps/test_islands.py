@@ -240,7 +240,7 @@ def test_any_shards_and_dtypes(four: Ranks) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_six_ranks(size: int, ranks_of: Callable[[int], Ranks]) -> None:
     check_odd(ranks_of(6).run(odd, size, (0, 1, 2, 3)), size)
 

@@ -22,7 +22,7 @@ class Survivors(NamedTuple):
     values: list[Any]
     """The value that each of them has announced."""
     beside: Any = None
-    """What they have opened beside."""
+    """The connections that they have opened beside."""
     is_parted: bool = False
     """Whether this rank is alone as it cannot reach the others."""
 
