@@ -298,7 +298,8 @@ def test_a_rank_that_never_comes_is_named(doomed: Ranks) -> None:
     for rank, text in enumerate(doomed.run(one_never_comes)):
         assert (
             rank == 2
-            or "rank 2 of 4 did not call load_state_dict() within 0:00:03" in text
+            # a rank that hears of it may say so first, with a time-out of its own
+            or "rank 2 of 4 did not call load_state_dict() within 0:0" in text
         )
 
 
