@@ -193,8 +193,24 @@ def same(one: Any, other: Any) -> bool:
 
 def agrees(device: Run, host: Run, exchange: Any) -> None:
     assert not device.wrong, (exchange, device.wrong[:3])
-    assert same(device.means, host.means), exchange
+    assert differences(device.means, host.means) == [], exchange
     assert same(device.state, host.state), exchange
+
+
+def differences(means: list[Tensor], wanted: list[Tensor]) -> list[str]:
+    """Where means differ, and by what: it says which copy nobody waited for."""
+    found = []
+    for at, (mean, other) in enumerate(zip(means, wanted, strict=True)):
+        step, layer = divmod(at, len(SHAPES))
+        places = (mean != other).flatten().nonzero().flatten()
+        if mean.shape != other.shape or len(places):
+            values = mean.flatten()[places[:4]].tolist()
+            others = other.flatten()[places[:4]].tolist()
+            found.append(
+                f"step {step}, layer {layer}: {len(places)} elements from "
+                f"{places[:4].tolist()} on, {values} for {others}"
+            )
+    return found
 
 
 def compare(

@@ -108,9 +108,10 @@ def compare(
         ("dgc", False, (None,), {}),
         # a step counts on all ranks or on none
         ("topk", True, (None,), {"on_failure": "shrink"}),
+        ("redsync", True, (None,), {}),
     ],
     fast=2,
-    ids=["topk", "dgc without feedback", "shrink"],
+    ids=["topk", "dgc without feedback", "shrink", "redsync"],
 )
 def test_the_host_makes_the_same_bits(
     sparsifier: str,
@@ -120,15 +121,6 @@ def test_the_host_makes_the_same_bits(
     late_two: Ranks,
 ) -> None:
     late_two.run(compare, plan_of(sparsifier, feedback=feedback), seeds, how)
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_the_host_makes_the_bits_of_a_threshold_that_is_searched(
-    late_two: Ranks,
-) -> None:
-    """Nightly: once in six runs on a busy machine the means of one rank differed."""
-    late_two.run(compare, plan_of("redsync", feedback=True), (None,), {})
 
 
 def in_two_parts(rank: int, world: int) -> None:
