@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from gradwire.runtime.liveness.pulse import STORE_PATIENCE_S
 from gradwire_bench.faults import faults_judge
 from gradwire_bench.faults.accidents import (
     DDP,
@@ -250,16 +251,19 @@ def test_a_servers_parameters_are_no_workers() -> None:
     assert set(judge(calm, found).wrong) == {"diverged"}
 
 
-def test_a_server_that_is_cut_off_may_take_longer_and_no_other_rank_may() -> None:
+def test_a_server_that_is_cut_off_has_the_stores_patience_and_no_other_rank() -> None:
     cut = accident("link down")._replace(way="server", victims=(3,))
     other = lost((3,))
-    late = lost((3,), end_s=40.0)
-    for server in (None, late):
-        assert judge(cut, aftermath(other, other, other, server)).wrong == {}
-    found = aftermath(other, late, other, None)
-    assert set(judge(cut, found).wrong) == {"late"}
-    found = aftermath(other, None, other, late)
-    assert set(judge(cut, found).wrong) == {"hangs"}
+    late = lost((3,), end_s=cut.timeout_s + STORE_PATIENCE_S)
+    too_late = lost((3,), end_s=cut.timeout_s + 3 * STORE_PATIENCE_S)
+    assert judge(cut, aftermath(other, other, other, late)).wrong == {}
+    for flaw, found in (
+        ("late", aftermath(other, late, other, late)),
+        ("late", aftermath(other, other, other, too_late)),
+        ("hangs", aftermath(other, other, other, None)),
+        ("hangs", aftermath(other, None, other, late)),
+    ):
+        assert set(judge(cut, found).wrong) == {flaw}
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple
 
+from gradwire.runtime.liveness.pulse import STORE_PATIENCE_S
+
 from .accidents import (
     BENIGN,
     FSDP,
@@ -107,33 +109,42 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
     of_names = _of_survival if accident.way in SHRINKING else _of_naming
     if accident.way == LOCAL:
         of_names = _of_local_steps
-    slow = _slow(accident)
     wrong = {
-        **_of_silence(accident, seen, set(alive) - set(endings) - slow),
+        **_of_silence(accident, seen, set(alive) - set(endings)),
         **_of_raw_errors(accident, errors),
         **of_names(accident, seen, endings, errors),
         **_of_digests(accident, seen, endings, errors),
         **_of_steps(errors),
         **_of_processes(accident, seen, endings),
     }
-    ends_s = [ending.end_s for rank, ending in errors.items() if rank not in slow]
     # under local steps the end of a victim comes when it comes
-    if not ends_s or accident.way == LOCAL:
+    if not errors or accident.way == LOCAL:
         return Flaws(wrong, None)
-    detect_s = max(ends_s) - max(seen.struck_s.values())
-    grace_s = GRACE_S + ROUND_TRIPS * round_trip_s
-    if detect_s > accident.timeout_s + grace_s:
-        wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
-    return Flaws(wrong, detect_s)
+    struck_s = max(seen.struck_s.values())
+    seconds = {rank: ending.end_s - struck_s for rank, ending in errors.items()}
+    limit_s = accident.timeout_s + GRACE_S + ROUND_TRIPS * round_trip_s
+    late = [
+        taken_s
+        for rank, taken_s in seconds.items()
+        if taken_s > limit_s + (patience_s(accident) if _serves(accident, rank) else 0)
+    ]
+    if late:
+        wrong["late"] = f"the last rank ended after {max(late):.1f} s"
+    return Flaws(wrong, max(seconds.values()))
 
 
-def _slow(accident: Accident) -> set[int]:
-    """The ranks that may take longer than a time-out to end: a server that is cut off.
+def patience_s(accident: Accident) -> float:
+    """Seconds beyond time-outs after which a rank that is cut off may notice it.
 
-    Between two steps only the store's silence tells it, after the store's patience.
+    A server between two steps, and a rank in local steps, wait for no other rank then:
+    only the store's silence tells them.
     """
     is_cut = accident.kind in LINKS and accident.kind not in BENIGN
-    return {accident.world - 1} if is_cut and accident.way == SERVER else set()
+    return STORE_PATIENCE_S if is_cut and accident.way in (SERVER, LOCAL) else 0.0
+
+
+def _serves(accident: Accident, rank: int) -> bool:
+    return accident.way == SERVER and rank == accident.world - 1
 
 
 def _of_silence(

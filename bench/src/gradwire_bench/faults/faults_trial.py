@@ -19,8 +19,8 @@ from typing import Any
 
 from ..testbed.hosts import HostLinks, Hosts, Testbed, shaped_hosts
 from ..testbed.wide_area import NEAR
-from .accidents import FLAPS, LINKS, LOCAL, PARTITIONS, PAUSES, Accident
-from .faults_judge import GRACE_S, Aftermath, Ending
+from .accidents import FLAPS, LINKS, PARTITIONS, PAUSES, Accident
+from .faults_judge import GRACE_S, Aftermath, Ending, patience_s
 from .faults_rank import Surroundings, keep_store, live
 
 _START_S = 60.0
@@ -158,8 +158,7 @@ class _Watched:
         left = {end: rank for rank, end in enumerate(self._ends)}
         stays = accident.victims if accident.kind in ("stop", "return") else ()
         deadline_s = time.monotonic() + _START_S
-        # under local steps a rank that is cut off waits for the others to come back
-        num_timeouts = 8 if accident.way == LOCAL else 3
+        longest_s = 3 * accident.timeout_s + 2 * GRACE_S + patience_s(accident)
         while not set(left.values()) <= set(stays) or len(self._struck_s) < len(stays):
             now_s = time.monotonic()
             for wake in [wake for wake in self._wakes if wake[0] <= now_s]:
@@ -173,11 +172,7 @@ class _Watched:
                 if not self._hear(end, left[end]):
                     del left[end]
                 if self._struck_s:
-                    deadline_s = (
-                        max(self._struck_s.values())
-                        + num_timeouts * accident.timeout_s
-                        + 2 * GRACE_S
-                    )
+                    deadline_s = max(self._struck_s.values()) + longest_s
 
     def _hear(self, end: Connection, rank: int) -> bool:
         """Takes what a rank tells; returns whether it may tell more."""
