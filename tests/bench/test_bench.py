@@ -1,4 +1,4 @@
-"""`gradwire bench`: kernels beside torch's own, and the partition."""
+"""`gradwire bench`: kernels beside torch's own."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ def test_commands_give_rows(gradwire: Run) -> None:
     assert {"kernel_s", "eager_s", "speedup_vs_eager"} <= columns(
         gradwire("bench", *words)
     )
-    words = ("partition", "--numel", "20000", "--hosts", "5", "--rounds", "4", "--json")
-    assert {"kernel_s", "saved_s"} <= columns(gradwire("bench", *words))
 
 
 REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
