@@ -52,8 +52,8 @@ REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
     TrainBench: {
         "to 2\\*\\*63 - 1, got": [{"ranks": 1}, {"steps": 9}],
         "learning_rates must be an odd number": [{"learning_rates": 2}],
-        "task must be text or": [{"tasks": ("gtp",)}],
-        "optimizer must be adamw or sgd": [{"optimizers": ("adam",)}],
+        "no task is called .gtp.": [{"tasks": ("gtp",)}],
+        "no optimizer is called .adam.": [{"optimizers": ("adam",)}],
     },
     ScheduleBench: {
         "hosts|turns|iterations": [{"hosts": 1}, {"turns": 0}, {"iterations": 0}],
