@@ -54,7 +54,6 @@ for verb in (
     of_training.loopback,
     of_training.faults,
     of_training.storm,
-    of_training.matrix,
     device,
 ):
     app.command()(verb)
