@@ -30,8 +30,8 @@ from torch._C._distributed_c10d import TCPStore
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
-from gradwire_bench.cli._options import Names, option
 from gradwire_bench.testbed.ranks import part_of
+from gradwire_lab.planning.inputs import option
 
 from .matrix_rank import EXCHANGES, OURS, PLAN, PROGRAMS, ProgramEnd, ProgramRun, live
 
@@ -343,9 +343,9 @@ def rows(results: Found) -> tuple[list[Row], list[str]]:
 
 def main(
     programs: Annotated[Path, option("Their folder.")] = PROGRAMS,
-    only: Annotated[Names, option("A program; may be repeated.")] = None,
+    only: Annotated[list[str] | None, option("A program; may be repeated.")] = None,
     exchange: Annotated[
-        Names,
+        list[str] | None,
         option("none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
     ] = None,
     seed: Annotated[int, option("Draws of first values and data.")] = 0,

@@ -111,7 +111,9 @@ def test_ranks_of_one_host_do_not_use_its_link() -> None:
     with shaped_hosts(settings) as hosts:
         _, _, (receiver, sender) = transfer(hosts, 400_000)
     assert 800_000 < receiver.rx_bytes <= sender.tx_bytes < 1_000_000
-    with pytest.raises(InvalidSetting, match="ranks_per_host must be a whole number, 1 to 64"):
+    with pytest.raises(
+        InvalidSetting, match="ranks_per_host must be a whole number, 1 to 64"
+    ):
         Testbed(ranks_per_host=0)
 
 
