@@ -12,7 +12,7 @@ from gradwire_bench.runs.matrix import (
     ProgramEnd,
     is_wrong,
     judge,
-    markdown,
+    rows,
     run,
 )
 from tests.each import each
@@ -45,7 +45,7 @@ def test_a_program_that_forgets_residuals_is_found() -> None:
 def test_a_plan_overlaps_a_gan_and_refuses_sparse_embeddings() -> None:
     asked = ("gan", "sparse_embeddings")
     found = run(Matrix(only=asked, exchanges=("plan",), seed=3))
-    assert not is_wrong(found), markdown(found)
+    assert not is_wrong(found), rows(found)
     assert found["gan"][1]["plan"].overlapped > 0
     refused = found["sparse_embeddings"][1]["plan"]
     assert refused.verdict == "refused"

@@ -11,11 +11,10 @@ from typing import Any
 from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_number
 from gradwire.contract.units import format_rate
-from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.planner.auto.judgement import admitted
 
-from ..checks import check_counts
+from ..checks import check_counts, check_names
 from ..figures import spread
 from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
 from ..testbed.ranks import Json, Report, part_of, run_ranks
@@ -60,11 +59,8 @@ class AutoBench:
     def __post_init__(self) -> None:
         refuse_loopback(self.rates, self.wide_area)
         admitted(self.fidelity, Cluster(num_ranks=1, rate_bytes_per_s=1.0))
-        for model in self.models:
-            if model not in MODELS:
-                raise invalid("model", model, ", ".join(MODELS), "leave it out for all")
-        if self.under not in UNDER:
-            raise invalid("under", self.under, " or ".join(UNDER), "leave it out")
+        check_names("model", self.models, MODELS)
+        check_names("kind of what is attached", [self.under], UNDER)
         check_number(
             "turn_s", self.turn_s, "0 to 600 seconds", "leave it out", 0.0, 600.0
         )

@@ -336,11 +336,6 @@ def matrix(
         option("none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
     ] = None,
     seed: Annotated[int, option("Draws of first values and data.")] = 0,
-    out: Annotated[Path | None, option("The page that gets the tables.")] = None,
-    only_pairs: Annotated[
-        bool,
-        option("Run no program: write the table of pairs alone.", "--pairs"),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run programs as people write them by every kind of exchange, and compare the
@@ -351,18 +346,14 @@ def matrix(
     repository.
     """
     from ..runs import matrix as bench
-    from ..runs import matrix as table
     from ..runs.matrix_rank import PROGRAMS
 
-    if only_pairs and out is not None:
-        table.write({}, out)
-        return
     asked = bench.Matrix(
         programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed
     )
     with progress("bench matrix", total=1) as advance:
         results = bench.run(asked, Fractions(advance))
-    rows, notes = table.rows(results)
+    rows, notes = bench.rows(results)
     emit(
         "bench matrix",
         rows,
@@ -370,7 +361,5 @@ def matrix(
         title="programs by exchanges",
         notes=notes,
     )
-    if out is not None:
-        table.write(results, out)
-    if table.is_wrong(results):
+    if bench.is_wrong(results):
         raise typer.Exit(1)

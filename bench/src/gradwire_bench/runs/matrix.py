@@ -25,11 +25,9 @@ from typing import Any, NamedTuple
 from torch._C._distributed_c10d import TCPStore
 
 from gradwire.cli.report.table import Row
-from gradwire.contract.files import write_text
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
 
 from ..testbed.ranks import part_of
-from . import pairs
 from .matrix_rank import EXCHANGES, OURS, PLAN, PROGRAMS, ProgramEnd, ProgramRun, live
 
 MOST_LINES = 3
@@ -304,13 +302,8 @@ def _difference(one: dict[str, str], other: dict[str, str]) -> str:
 
 
 # ---- The table of ``gradwire bench matrix`` ------------------------------------------
-#
-# Rows for a terminal, and the text that stands in docs.
 
-VERDICTS = ("same", "refused", "skipped", "WRONG")
 Found = dict[str, tuple[ProgramFile, dict[str, Cell]]]
-BEGIN = "<!-- matrix -->"
-END = "<!-- end of the matrix -->"
 
 
 def is_wrong(results: Found) -> bool:
@@ -341,40 +334,3 @@ def rows(results: Found) -> tuple[list[Row], list[str]]:
             row[exchange] = text
         made.append(row)
     return made, [f"[{number}] {text}" for text, number in notes.items()]
-
-
-def markdown(results: Found) -> str:
-    """The table as docs have it, and its notes."""
-    made, notes = rows(results)
-    columns = list(made[0])
-    lines = [f"| program | {' | '.join(columns[1:])} |", f"|{' --- |' * len(columns)}"]
-    lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in made]
-    counted = [cell.verdict for _, cells in results.values() for cell in cells.values()]
-    reported = ", ".join(f"{counted.count(verdict)} {verdict}" for verdict in VERDICTS)
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{len(counted)} cells: {reported}.",
-            *(f"\n{note}" for note in notes),
-        ]
-    )
-
-
-def write(results: Found, path: Path) -> None:
-    """Puts the table of programs, and that of pairs, between their marks of a page."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    tables = {
-        (BEGIN, END): markdown(results) if results else "",
-        pairs.MARKS: pairs.markdown(),
-    }
-    for (begin, end), table in tables.items():
-        if begin not in text or end not in text:
-            raise invalid(
-                "out", path, f"a page with {begin} and {end}", "write both into it"
-            )
-        if table:
-            before = text.split(begin)[0]
-            after = text.split(end)[1]
-            text = f"{before}{begin}\n{table}\n{end}{after}"
-    write_text(path, text)
