@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.none import none
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.onebit import onebit
@@ -33,6 +32,7 @@ from gradwire.exchange.natural import with_natural_sparsity
 from gradwire.exchange.pair import pair
 from gradwire.exchange.sends import as_sends
 from gradwire.planning.data.plan import Bulk
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.exchange.bulk import (
     Batch,
     Coordinator,
