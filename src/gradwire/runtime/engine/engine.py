@@ -1009,8 +1009,7 @@ def _results(asked: Verb | tuple[Verb, ...], tasks: Sequence[Task]) -> Any:
 
 
 def _name(verb: Communication) -> str:
-    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
-    return f"{type(verb).__name__}{among}"
+    return f"{type(verb).__name__}{verb.among.ending}"
 
 
 def rows_of_all(world: int, own_N: Tensor, among: Among = Among.RANKS) -> Steps[Tensor]:
