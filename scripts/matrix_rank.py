@@ -31,13 +31,13 @@ from gradwire.errors import GradwireError
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.planner.usbyte import usbyte
 from gradwire.runtime.attach import Attachment
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.grid.reals import as_reals
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.settings import Settings, trained
 from gradwire.runtime.transport import wire
+from gradwire_lab.planner.usbyte import usbyte
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "examples" / "matrix"
 PLAN = "plan"

@@ -23,12 +23,12 @@ import torch
 import typer
 
 from gradwire.cli.report.table import Row, plain
-from gradwire.compress.selective import selective
 from gradwire.contract import Compressor, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.planning import catalogue
 from gradwire_bench.figures import quartiles, threads_of_torch
 from gradwire_bench.micro.kernel import TimedCall, seconds_in_turn, shipped
+from gradwire_lab.compress.selective import selective
 
 SMALL = 65536
 """Elements of the largest gradient that counts as small."""

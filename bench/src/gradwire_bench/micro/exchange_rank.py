@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.contract import Exchange, Member
@@ -26,6 +25,7 @@ from gradwire.exchange.two_level import on_hosts
 from gradwire.kernels.libraries import backend
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import join
+from gradwire_lab.collective.casync_ring import casync_ring
 
 from ..testbed.ranks import Json, Report, in_turn
 
