@@ -45,8 +45,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from torch import Tensor
 
-from gradwire.compress._residual import EncodesMany
-from gradwire.contract import State
+from gradwire.contract import Memory, Residual, State
 from gradwire.contract.payload import Payload
 from gradwire.dsl import ir
 from gradwire.dsl.language import Compressed, Type
@@ -270,7 +269,18 @@ class _EncodeOnly:
 
     traits: ClassVar[Any]
 
-    encode = EncodesMany.encode
+    def encode(
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
+    ) -> tuple[Payload, State]:
+        if residual_N is not None:
+            self.decode()
+        encoded: tuple[Payload, State] = super().encode(state, grad_N, buffer=buffer)  # type: ignore[misc]
+        return encoded
 
     def encode_many(
         self,
