@@ -17,7 +17,8 @@ from itertools import combinations
 from pathlib import Path
 
 from gradwire.runtime.pairs import CAUTIONS, REFUSED, Feature, RefusedPair
-from gradwire_bench.runs.matrix import Found, Matrix, is_wrong, rows, run
+
+from .matrix import Found, Matrix, is_wrong, rows, run
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "matrix.md"
 EXCHANGES = (

@@ -64,7 +64,6 @@ DISTRIBUTED = {
 
 
 PROCESSES = {
-    "gradwire_bench/runs/matrix.py": "forks ranks that run programs, whatever these do",
     "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die",
     "gradwire_bench/storm/storm.py": "forks ranks that a storm strikes",
     "gradwire_bench/micro/device_bits.py": "a kernel may break its process",

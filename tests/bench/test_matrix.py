@@ -1,4 +1,4 @@
-"""``gradwire bench matrix``: right programs are told from wrong ones."""
+"""``scripts.matrix``: right programs are told from wrong ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_bench.runs.matrix import (
+from scripts.matrix import (
     Cell,
     Matrix,
     ProgramEnd,

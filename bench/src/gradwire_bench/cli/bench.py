@@ -54,7 +54,6 @@ for verb in (
     of_training.loopback,
     of_training.faults,
     of_training.storm,
-    of_training.matrix,
     device,
 ):
     app.command()(verb)
@@ -115,7 +114,6 @@ def sparse(
         option("Overlap, skew and run of a model: lstm, deepfm or transformer."),
     ] = None,
     repeats: Turns = 7,
-    pieces: Annotated[int, option("Messages the gradient is cut into.")] = 1,
     only: Annotated[Names, option("A scheme; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -140,7 +138,6 @@ def sparse(
         rate_bytes_per_s=parse_rate(rate),
         wide_area=wide_area,
         repeats=repeats,
-        pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
     )
     title = (

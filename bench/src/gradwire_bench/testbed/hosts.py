@@ -125,16 +125,6 @@ class Hosts:
             return command
         return [*self.namespaces.enter(self.namespaces.pids[host]), *command]
 
-    def change_rate(self, settings: Testbed) -> None:
-        """Gives all links the rate of other settings, in the midst of whatever they
-        carry.
-
-        Raises ``TestbedUnavailable`` where links are not shaped.
-        """
-        if self.namespaces is None:
-            raise TestbedUnavailable("plain loopback has no rate that can be changed")
-        shape(self.namespaces, _links(settings))
-
     def read_counters(self) -> tuple[InterfaceCounters, ...]:
         """Counters of every host's interface, read inside the host."""
         if self.namespaces is None:
