@@ -35,11 +35,11 @@ from gradwire.contract.bounds import check_share
 from gradwire.contract.registry import names
 from gradwire.errors import UnknownName, invalid
 from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.exchange.sparse_schemes import TIE
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import Floats, LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.price import TIE
 
 from .curves import measured_each
 
