@@ -165,11 +165,11 @@ def test_a_users_mistake_is_code_2(
 
 
 def test_a_file_with_the_name_of_a_module_does_not_replace_it(tmp_path: Path) -> None:
-    """A user's ``colorsys.py`` is read, and Python's own stays."""
+    """The user's file is read, and Python's own module stays."""
     import colorsys
     import sys
 
-    path = tmp_path / "colorsys.py"
+    path = tmp_path / f"{colorsys.__name__}.py"
     path.write_text("mine = True\n", encoding="utf-8")
     assert module_of(path).mine
     assert sys.modules["colorsys"] is colorsys

@@ -249,8 +249,9 @@ def faults(
     time-out), raw (an error of others), diverged (without an error), misnamed (at most
     that share, by Wilson's 95 %), owed (local steps that the model lacks, or has
     twice), apart (steps differ), left (a process stays), not_struck. Seconds are those
-    to detect. With options of links all trials run on such hosts, whose other links
-    have 500 Mbit/s.
+    to detect; next is from a rank's end to the next whole step of others, or their next
+    merge. With options of links all trials run on such hosts, whose other links have
+    500 Mbit/s.
     """
     settings = faults_bench.FaultsBench(
         trials=trials,

@@ -91,6 +91,8 @@ BATCH_BYTES = 2**25
 POLL_S = 0.02
 """Seconds between two reads of a store by a rank that waits for other ranks' keys."""
 _log = logging.getLogger("gradwire")
+# gloo then asks a store for all ranks' addresses at once, not for one after another
+os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
 
 
 def open_channels(
@@ -105,12 +107,9 @@ def open_channels(
     numbers of groups would wait for each other for ever. It also keeps groups, with
     their connections, until the job ends.
     """
-    store = store_for(name)
-    # else a rank that never comes would keep the job's own connection busy
-    if name.startswith(REJOINED):
-        store = store.clone()
+    store = group_store(name, timeout)
     channels = [
-        HostChannel(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
+        HostChannel(PrefixStore(f"{i}", store), rank, world, timeout)
         for i in range(count)
     ]
     agree_on_ways(channels[0])
@@ -188,6 +187,16 @@ def own_store(name: str) -> Any:
     So a call that is blocked elsewhere does not hold it up.
     """
     return PrefixStore(f"gradwire/{name}", store_for(name).clone())
+
+
+def group_store(name: str, timeout: timedelta) -> Any:
+    """``own_store``, for a process group whose ranks wait for each other there.
+
+    A rank that never comes keeps no other connection busy.
+    """
+    store = own_store(name)
+    store.set_timeout(timeout)
+    return store
 
 
 def missing_keys(store: Any, keys: list[str], within_s: float) -> tuple[int, ...]:
