@@ -281,6 +281,8 @@ def storm(
     ] = False,
     seed: Annotated[int, option("All faults are drawn from it.")] = 7,
     times: Annotated[float, option("Faults over those of ft-diloco's storm.")] = 1.0,
+    kill_every: Annotated[float, option("Kills at this distance, in seconds.")] = 0.0,
+    width: Annotated[int, option("The model's width.")] = 128,
     rate: LinkRate = "50mbit",
     delay: Delay = 40.0,
     way: Annotated[Names, option("Only this way; may be repeated.")] = None,
@@ -293,7 +295,9 @@ def storm(
     gradwire has a quorum of half. Ranks have speeds of 1 to 4. counted is the share of
     all ranks' seconds in steps that ended in the model, lost in steps that did not.
     closed is the share of attempts to be in a round that took effect, in the ranks
-    that a round has, and back the seconds until a killed rank's steps count again.
+    that a round has, and back the seconds until a killed rank's steps count again;
+    trains and counts are seconds from its new process to its first step, and until it
+    counts.
     """
     from ..storm import storm as bench
     from ..storm.schedule import StormBench
@@ -303,6 +307,8 @@ def storm(
         seconds=seconds,
         seed=seed,
         times=times,
+        kill_every_s=kill_every,
+        width=width,
         rate_bytes_per_s=parse_rate(rate),
         delay_s=delay / 1e3,
         ways=tuple(way or ()),

@@ -28,7 +28,7 @@ from ..testbed.netns import set_link
 from ..testbed.ranks import part_of
 from ..training.peers import is_there
 from .reading import Course, course_of, loss_at, losses_of, read_lines, row_of
-from .schedule import DDP, TORCHFT, WAYS, Fault, StormBench
+from .schedule import CALM, DDP, TORCHFT, WAYS, Fault, StormBench
 from .storm_rank import READY, Life, live, serve
 
 NOT_INSTALLED = f"{TORCHFT}: not installed; pip install torchft==0.2.0"
@@ -47,8 +47,9 @@ def run(settings: StormBench, report: Callable[[float, str], None]) -> dict[str,
     Returns:
         The record: settings, rows of figures, notes, and the ranks' courses by way.
     """
-    names = list(settings.ways or WAYS)
-    notes = []
+    names = list(settings.ways or WAYS[:-1])
+    most = settings.fraction_alive
+    notes = [f"no way can count more than {most:.1%}: ranks are dead or stopped"]
     if TORCHFT in names and not is_there("peer-torchft-diloco", ()):
         names.remove(TORCHFT)
         notes.append(NOT_INSTALLED)
@@ -60,13 +61,14 @@ def run(settings: StormBench, report: Callable[[float, str], None]) -> dict[str,
                 struck = _Struck(settings, name, hosts, Path(folder))
                 struck.run(part_of(report, place, len(names), f"{name} "))
                 ways[name] = struck.courses()
-            row = row_of(name, ways[name], settings.faults, settings.seconds)
+            row = row_of(name, ways[name], settings.seconds)
             rows.append({**row, "sent_bytes": struck.sent_bytes})
     points = [losses_of(courses) for courses in ways.values()]
-    equal = min(many[-1][1] for many in points)
+    last = points[-1]
     for row, many in zip(rows, points, strict=True):
         _, row["tokens"], row["loss"] = many[-1]
-        row["loss_at_equal_tokens"] = loss_at(equal, many)
+        equal = min(many[-1][1], last[-1][1])
+        row["loss_over_last"] = loss_at(equal, many) / loss_at(equal, last)
     return {
         "settings": {**asdict(settings), "faults": settings.faults},
         "rows": rows,
@@ -111,8 +113,9 @@ class _Struck:
         settings = self._settings
         server = self._context.Process(target=serve, args=(self._life(settings.hosts),))
         server.start()
-        events = [(fault.begin_s, self._strike, fault) for fault in settings.faults]
-        events += [(fault.end_s, self._mend, fault) for fault in settings.faults]
+        faults = [] if self._way == CALM else settings.faults
+        events = [(fault.begin_s, self._strike, fault) for fault in faults]
+        events += [(fault.end_s, self._mend, fault) for fault in faults]
         events.sort(key=lambda event: event[0])
         # torch is imported by then, which ranks are forked with
         while not (self._folder / READY).exists() and server.is_alive():
@@ -124,12 +127,13 @@ class _Struck:
             self._storm_s = self._now_s()
             self._starts_s = [0.0] * settings.hosts
             before = self._sent()
-            while (now_s := self._now_s() - self._storm_s) < settings.seconds:
+            until_s = settings.seconds + settings.tail_s
+            while (now_s := self._now_s() - self._storm_s) < until_s:
                 while events and events[0][0] <= now_s:
                     _, act, fault = events.pop(0)
                     act(fault)
                 self._end_and_start()
-                report(now_s / settings.seconds, f"{now_s:.0f} s")
+                report(now_s / until_s, f"{now_s:.0f} s")
                 time.sleep(_POLL_S)
             self.sent_bytes = (self._sent() - before) / settings.hosts
         finally:
