@@ -712,6 +712,14 @@ class Engine:
             alarm = Alarm((self.rank,), step, text, alarm.code)
         return self.break_off(alarm, f"{name}: {first_line(error)}")
 
+    def broken(self, name: str, error: BaseException, step: int) -> BaseException:
+        """The error to raise if a connection breaks, where all ranks may live.
+
+        Then it names none.
+        """
+        alarm = blamed(self._pulse, name, step, self.world)
+        return self.break_off(alarm, f"{name}: {first_line(error)}", in_step=True)
+
     def refuse_silence(self, step: int) -> None:
         """Raises on all ranks if a rank or the store is silent; this takes seconds."""
         alarm = self._pulse and silence(self._pulse, step, self.world)
