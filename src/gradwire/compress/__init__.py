@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .nonzero import nonzero as nonzero
     from .onebit import onebit as onebit
     from .powersgd import powersgd as powersgd
-    from .selective import selective as selective
     from .topk import topk as topk
     from .uniform import uniform as uniform
 

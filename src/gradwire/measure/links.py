@@ -66,7 +66,7 @@ from ..runtime.transport.wire import Group
 from .codecs import SIZES as CODEC_SIZES
 from .codecs import measure_codecs
 from .group import Report, launched_group
-from .layers import device_waiter, no_progress
+from .layers import device_waiter, no_progress, today
 from .step import step_line
 
 Figures = TypeVar("Figures", bound=Stored)
@@ -552,11 +552,10 @@ def _verbs(*verbs: Verb) -> Steps[None]:
 
 
 def _source(where: str) -> str:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
         f"measured on {where} ({platform.machine()}, {torch.get_num_threads()} "
-        "threads each), "
-        f"{today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
+        f"threads each), {today()}, torch {torch.__version__}, gloo: messages through "
+        "gradwire's runtime"
     )
 
 

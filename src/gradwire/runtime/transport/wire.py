@@ -78,7 +78,7 @@ Group = Any
 Channel = Any
 """A process group of gradwire's own: of gloo, or of a device's own back end."""
 _T = TypeVar("_T")
-AMONG_SHARDS = f" among {Among.SHARDS.value}"
+AMONG_SHARDS = Among.SHARDS.ending
 """The end of the name of a communication among shards."""
 NUM_VERBS = 64
 """The number of last verbs that a record holds."""
@@ -364,11 +364,9 @@ class Routes:
             if verb.among not in self.groups:
                 is_alone = Among.RANKS not in self.groups
                 why = "this rank is alone" if is_alone else "attach was given none"
-                among = ""
-                if verb.among is not Among.RANKS:
-                    among = f" among {verb.among.value}"
                 raise InvalidSetting(
-                    f"message {message} asks for {verb!r}{among}, and {why}: "
+                    f"message {message} asks for {verb!r}{verb.among.ending}, "
+                    f"and {why}: "
                     f"{_REMEDIES[verb.among]}"
                 )
         return [self.groups[verb.among].channels[lane] for verb in verbs]
