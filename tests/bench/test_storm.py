@@ -103,6 +103,11 @@ def test_a_rank_that_does_not_come_back_is_dead_to_the_end() -> None:
     assert course_of(KILLED[:6], 10.0).dead == [(5.0, 10.0)]
 
 
+def test_a_process_that_ends_before_its_first_word_has_never_lived() -> None:
+    lines: list[Line] = [[0.0, "life"], [2.0, "end"], [3.5, "end"], [6.0, "life"]]
+    assert course_of([*lines, [8.0, "end"]], 10.0).dead == [(2.0, 6.0), (8.0, 10.0)]
+
+
 def test_a_row_has_shares_of_all_ranks_seconds() -> None:
     courses = [course_of(KILLED, 10.0), course_of(RESTARTED, 10.0)]
     row = row_of("two ranks", courses, 10.0)

@@ -74,12 +74,16 @@ def course_of(lines: Iterable[Line], seconds: float) -> Course:
         if end_s > 0 and begin_s < seconds
     }
     in_model = {number for numbers in rounds.values() for number in numbers}
-    lives = [*(at_s for at_s, *_ in by_word["life"]), seconds][1:]
-    ends = [at_s for at_s, *_ in by_word["end"]]
+    lives = [at_s for at_s, *_ in by_word["life"]]
+    dead: dict[float, float] = {}
+    for end_s, *_ in by_word["end"]:
+        life_s = min((at_s for at_s in lives if at_s > end_s), default=seconds)
+        # a process may end before its first word
+        dead.setdefault(life_s, end_s)
     return Course(
         counted=[steps[number] for number in steps if number in in_model],
         lost=[steps[number] for number in steps if number not in in_model],
-        dead=[*zip(ends, lives, strict=False)],
+        dead=[(end_s, life_s) for life_s, end_s in dead.items()],
         counted_at_s=[at_s for at_s, _, numbers in by_word["in"] if numbers],
         rounds=[*rounds],
         num_failed=len(by_word["out"]) + num_taken_back,

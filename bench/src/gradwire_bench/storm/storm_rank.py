@@ -294,6 +294,8 @@ def _gradwire(learner: Learner) -> None:
         every=storm.every,
         fragments=fragments,
         quorum=storm.hosts // 2,
+        # a step of the slowest rank, whose push would wait for a period otherwise
+        grace=4 * storm.step_s,
         tape=on_merge,
         failure=policy,
     )
