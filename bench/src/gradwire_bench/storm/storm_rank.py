@@ -113,7 +113,7 @@ class Learner:
 
     def take_in(self, round_name: object, num_steps: int | None = None) -> None:
         """Notes a round that took in the next steps of this life, or all."""
-        self.note("in", round_name, self.open[:num_steps])
+        self.note("in", round_name, self.open[:num_steps], bool(self.open))
         del self.open[:num_steps]
 
     def state(self) -> dict[str, Any]:
