@@ -5,14 +5,13 @@ from functools import partial
 
 from gradwire.measure.codecs import SIZES as CODEC_SIZES
 from gradwire.measure.codecs import measure_codecs
-from gradwire.measure.group import Report
 from gradwire.measure.links import BUDGET_S, LIMIT, SIZES_BYTES, measure_cluster
 from gradwire.planning.data.cluster import VERBS, Cluster
 from gradwire.runtime.engine.engine import Engine, figures_of_all
 from gradwire.runtime.liveness.membership import join
 
 from .hosts import Testbed, open_hosts
-from .ranks import Json, run_ranks
+from .ranks import Json, Report, run_ranks
 from .step import step_line
 from .wide_area import NEAR, WideArea
 
