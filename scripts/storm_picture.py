@@ -1,6 +1,6 @@
 """The moving picture of a storm: ``python -m scripts.storm_picture RECORD PICTURE``.
 
-RECORD is ``storm.json`` of ``gradwire bench storm --out``. PICTURE is an SVG that a
+RECORD is the JSON file of ``gradwire bench storm --out``. PICTURE is an SVG that a
 browser plays by itself. Where nothing moves, it shows the whole storm.
 """
 

@@ -68,11 +68,10 @@ def kills_of(seed: int, ranks: int, seconds: float, every_s: float) -> list[Faul
     """
     draw = Random(seed)
     faults = []
-    begin_s = every_s
-    while begin_s <= 0.75 * seconds:
+    for place in range(int(0.75 * seconds / every_s)):
+        begin_s = (1 + place) * every_s
         end_s = begin_s + draw.uniform(*LASTS_S)
         faults.append(Fault(begin_s, end_s, "kill", draw.randrange(ranks)))
-        begin_s += every_s
     return faults
 
 

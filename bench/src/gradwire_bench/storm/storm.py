@@ -96,6 +96,7 @@ class _Struck:
         assert hosts.namespaces is not None
         self._spaces = hosts.namespaces
         self._folder = folder
+        self._files = [folder / f"{rank}" for rank in range(settings.hosts)]
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._lives: list[Any] = [None] * settings.hosts
@@ -146,16 +147,14 @@ class _Struck:
     def courses(self) -> list[Course]:
         """The courses of all ranks."""
         seconds = self._settings.seconds
-        files = [self._folder / f"{rank}" for rank in range(self._settings.hosts)]
-        lines = [read_lines(file, self._storm_s, seconds) for file in files]
+        lines = [read_lines(file, self._storm_s, seconds) for file in self._files]
         return [course_of(of_rank, seconds) for of_rank in lines]
 
     def _all_train(self) -> bool:
         """Whether each rank has made a step."""
-        files = [self._folder / f"{rank}" for rank in range(self._settings.hosts)]
         return all(
             file.exists() and '"step"' in file.read_text(encoding="utf-8")
-            for file in files
+            for file in self._files
         )
 
     def _now_s(self) -> float:
@@ -195,7 +194,7 @@ class _Struck:
             lives[rank].kill()
             lives[rank].join()
             lives[rank] = None
-            with (self._folder / f"{rank}").open("a", encoding="utf-8") as file:
+            with self._files[rank].open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps([now_s, 'end'])}\n")
             self._starts_s[rank] = max(self._starts_s[rank], now_s + _PAUSE_S)
         may = [
