@@ -9,19 +9,20 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay
-from gradwire.cli.report.output import AsJson, Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.contract.units import parse_rate
 
 from ..auto import auto as auto_bench
 from ..faults import accidents
 from ..faults import faults as faults_bench
 from ..faults.faults_judge import COLUMNS
+from ..report.fractions import Fractions
 from ..testbed.wide_area import NEAR, WideArea
 from ..training import training as training_bench
 from ..training import training_links
 from ..training.trainers import PERIOD
 from ._options import (
+    Delay,
     LinkRate,
     Names,
     SingleRankHosts,
