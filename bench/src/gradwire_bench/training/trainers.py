@@ -31,9 +31,11 @@ from gradwire_lab.compress.sparseloco import sparseloco
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
-from .peers import PEERS, RANK, joined
+from .peers import PEERS, joined
 from .trainer import Trainer, rate_of_adamw, under_ddp, under_powersgd
 
+RANK = 4
+"""The rank of PowerSGD: that of gradwire's default."""
 PERIOD = 20
 """Local steps between two exchanges, where a method takes local steps and its name says
 no other period behind an @.

@@ -267,12 +267,14 @@ class Engine:
     def open_beside(self, name: str, timeout: timedelta = _ENDLESS) -> Channel:
         """A channel to all ranks that no message takes; all ranks call it.
 
-        By default its receives may wait for as long as training goes on.
+        By default its receives may wait for as long as training goes on, and it carries
+        no collectives.
         """
         who = self.who.beside(name)
-        [channel] = self.meanwhile(
-            "connect", lambda: open_channels(*who[:3], 1, timeout)
+        opening = partial(
+            open_channels, *who[:3], 1, timeout, is_measured=timeout is not _ENDLESS
         )
+        [channel] = self.meanwhile("connect", opening)
         group = RankGroup(*self.who[:3], [])
         self.routes.groups.setdefault(Among.RANKS, group).channels.append(channel)
         return channel
