@@ -104,12 +104,12 @@ SHARES = pytest.mark.parametrize(
 
 def share_of(law: Callable[..., None], subject: object, is_sample: bool) -> Share:
     """The share that an exchange, or a compressor, belongs to: of those that are not in
-    the sample, names draw a half for the night.
+    the sample, names draw a third for the day.
     """
     if is_sample:
         return Share.SAMPLE
-    name = full_name_of(subject)
-    return (Share.DAY, Share.NIGHT)[draw_of("night", law.__name__, name) % 2]
+    drawn = draw_of("night", law.__name__, full_name_of(subject))
+    return Share.NIGHT if drawn % 3 else Share.DAY
 
 
 def sample_of(law: Callable[..., None], exchanges: Sequence[Exchange]) -> set[Exchange]:

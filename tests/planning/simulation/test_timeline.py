@@ -142,7 +142,11 @@ def test_resnet50_on_128_ranks_is_quick(name: str) -> None:
     cluster = Cluster(num_ranks=128, rate_bytes_per_s=1.25e9)
     plan = load("planner", name)(profile, cluster)
     one = simulate(plan, profile, cluster)
-    every = simulate(plan, profile, cluster, ranks="all")
+    found = []
+
+    def play_all() -> None:
+        found.append(simulate(plan, profile, cluster, ranks="all"))
+
     assert num_calls(lambda: simulate(plan, profile, cluster)) < 50_000
-    assert num_calls(lambda: simulate(plan, profile, cluster, ranks="all")) < 4e6
-    assert every.iteration_s == pytest.approx(one.iteration_s, rel=1e-12)
+    assert num_calls(play_all) < 4e6
+    assert found[0].iteration_s == pytest.approx(one.iteration_s, rel=1e-12)

@@ -15,7 +15,7 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.contract.registry import names
-from gradwire.errors import invalid
+from gradwire.errors import UnknownName
 from gradwire.exchange.by_name import algorithm_by_name, exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
@@ -57,9 +57,7 @@ def method(name: str) -> Method:
     text = name.removeprefix("adapt:")
     called, settings = _called(text)
     if called not in names("compress"):
-        raise invalid(
-            "method", name, ", ".join((*RECIPES, *names("compress"))), "name another"
-        )
+        raise UnknownName("method", name, (*RECIPES, *names("compress")))
     algorithm = algorithm_by_name(called, settings)
     if name != text:
         return lambda task, steps: Recipe(

@@ -1,4 +1,4 @@
-"""One rank of ``gradwire bench matrix``: runs a program as torchrun would, and tells
+"""One rank of ``matrix``: runs a program as torchrun would, and tells
 how it ended.
 
 The exchange that the program names is replaced by the cell's, where ``gw.attach`` and
@@ -39,7 +39,7 @@ from gradwire.runtime.settings import Settings, trained
 from gradwire.runtime.transport import wire
 from gradwire_lab.planner.usbyte import usbyte
 
-PROGRAMS = Path(__file__).parents[4] / "examples" / "matrix"
+PROGRAMS = Path(__file__).resolve().parents[1] / "examples" / "matrix"
 PLAN = "plan"
 EXCHANGES: dict[str, Compressor | Exchange | None] = {
     "none": none(),
