@@ -153,6 +153,13 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["server"] = server.started()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.mixing import Mixed
+
+    return Mixed(config, log) if config.option.dist == "loadgroup" else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if given := getattr(config, "workerinput", {}).get("server"):
         server.share(given)

@@ -20,12 +20,12 @@ from torch import nn
 
 from gradwire.cli.report.table import Row, plain
 from gradwire.contract.units import format_rate, parse_rate
-from gradwire.measure.links import measure_group_links
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire_bench.runs.far_predicted import SIZES_BYTES
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
+from gradwire_bench.testbed.measured import measure_group_links
 from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_lab.planning.local_rounds import lock_step
 

@@ -9,19 +9,20 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay
-from gradwire.cli.report.output import AsJson, Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.contract.units import parse_rate
 
 from ..auto import auto as auto_bench
 from ..faults import accidents
 from ..faults import faults as faults_bench
 from ..faults.faults_judge import COLUMNS
+from ..report.fractions import Fractions
 from ..testbed.wide_area import NEAR, WideArea
 from ..training import training as training_bench
 from ..training import training_links
 from ..training.trainers import PERIOD
 from ._options import (
+    Delay,
     LinkRate,
     Names,
     SingleRankHosts,
@@ -281,6 +282,8 @@ def storm(
     ] = False,
     seed: Annotated[int, option("All faults are drawn from it.")] = 7,
     times: Annotated[float, option("Faults over those of ft-diloco's storm.")] = 1.0,
+    kill_every: Annotated[float, option("Kills at this distance, in seconds.")] = 0.0,
+    width: Annotated[int, option("The model's width.")] = 128,
     rate: LinkRate = "50mbit",
     delay: Delay = 40.0,
     way: Annotated[Names, option("Only this way; may be repeated.")] = None,
@@ -293,7 +296,9 @@ def storm(
     gradwire has a quorum of half. Ranks have speeds of 1 to 4. counted is the share of
     all ranks' seconds in steps that ended in the model, lost in steps that did not.
     closed is the share of attempts to be in a round that took effect, in the ranks
-    that a round has, and back the seconds until a killed rank's steps count again.
+    that a round has, and back the seconds until a killed rank's steps count again;
+    trains and counts are seconds from its new process to its first step, and until it
+    counts.
     """
     from ..storm import storm as bench
     from ..storm.schedule import StormBench
@@ -303,6 +308,8 @@ def storm(
         seconds=seconds,
         seed=seed,
         times=times,
+        kill_every_s=kill_every,
+        width=width,
         rate_bytes_per_s=parse_rate(rate),
         delay_s=delay / 1e3,
         ways=tuple(way or ()),

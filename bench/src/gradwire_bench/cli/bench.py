@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
-from gradwire.cli.report.output import AsJson, Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
@@ -18,6 +18,7 @@ from ..micro import kernel as kernel_bench
 from ..micro import sparse as sparse_bench
 from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
+from ..report.fractions import Fractions
 from ..schedule import schedule as schedule_bench
 from ..testbed.wide_area import WideArea
 from . import _bench_training as of_training

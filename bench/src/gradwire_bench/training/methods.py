@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
@@ -21,6 +20,7 @@ from gradwire.exchange.by_name import algorithm_by_name, exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire_lab.collective.casync_ring import casync_ring
+from gradwire_lab.compress.dgc import dgc
 from gradwire_lab.exchange.adapt import adapt
 from gradwire_lab.exchange.density_warmup import with_density_warmup
 from gradwire_lab.exchange.momentum import with_momentum_correction

@@ -267,12 +267,14 @@ class Engine:
     def open_beside(self, name: str, timeout: timedelta = _ENDLESS) -> Channel:
         """A channel to all ranks that no message takes; all ranks call it.
 
-        By default its receives may wait for as long as training goes on.
+        By default its receives may wait for as long as training goes on, and it carries
+        no collectives.
         """
         who = self.who.beside(name)
-        [channel] = self.meanwhile(
-            "connect", lambda: open_channels(*who[:3], 1, timeout)
+        opening = partial(
+            open_channels, *who[:3], 1, timeout, is_measured=timeout is not _ENDLESS
         )
+        [channel] = self.meanwhile("connect", opening)
         group = RankGroup(*self.who[:3], [])
         self.routes.groups.setdefault(Among.RANKS, group).channels.append(channel)
         return channel
@@ -709,6 +711,14 @@ class Engine:
                 text += loopback_name()
             alarm = Alarm((self.rank,), step, text, alarm.code)
         return self.break_off(alarm, f"{name}: {first_line(error)}")
+
+    def broken(self, name: str, error: BaseException, step: int) -> BaseException:
+        """The error to raise if a connection breaks, where all ranks may live.
+
+        Then it names none.
+        """
+        alarm = blamed(self._pulse, name, step, self.world)
+        return self.break_off(alarm, f"{name}: {first_line(error)}", in_step=True)
 
     def refuse_silence(self, step: int) -> None:
         """Raises on all ranks if a rank or the store is silent; this takes seconds."""

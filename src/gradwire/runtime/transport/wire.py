@@ -96,7 +96,13 @@ os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
 
 
 def open_channels(
-    name: str, rank: int, world: int, count: int, timeout: timedelta
+    name: str,
+    rank: int,
+    world: int,
+    count: int,
+    timeout: timedelta,
+    *,
+    is_measured: bool = True,
 ) -> list[Channel]:
     """``count`` process groups of the same ranks, each for one message at a time.
 
@@ -105,14 +111,16 @@ def open_channels(
     ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve:
     it names a group by the number of groups that the process has. Ranks with different
     numbers of groups would wait for each other for ever. It also keeps groups, with
-    their connections, until the job ends.
+    their connections, until the job ends. Channels that carry no collective need not be
+    measured.
     """
     store = group_store(name, timeout)
     channels = [
         HostChannel(PrefixStore(f"{i}", store), rank, world, timeout)
         for i in range(count)
     ]
-    agree_on_ways(channels[0])
+    if is_measured:
+        agree_on_ways(channels[0])
     for channel in channels:
         channel.latency_s = channels[0].latency_s
         channel.row_width = channels[0].row_width
