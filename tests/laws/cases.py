@@ -17,12 +17,12 @@ import pytest
 
 from gradwire import compress
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Collective, Compressor, Exchange, Layout
 from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair, suited
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.laws.cases import FEW, Case
 
 ALWAYS = Case(world=3, numel=300, seed=3)

@@ -7,11 +7,11 @@ from __future__ import annotations
 import pytest
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Exchange
 from gradwire.exchange.error_feedback import feedback_refusal
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.laws import bounded, collectives, exchanges, growth, many_steps
 from gradwire_lab.laws.subjects import Law
 from tests.each import by_file, each

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.ring import ring
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
@@ -22,6 +21,7 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.laws.inputs import profile_of
 from papers.one_exchange import simulate_exchange
 from tests.calls import num_calls
