@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire.compress.uniform import uniform
@@ -35,6 +34,7 @@ from gradwire.dsl.interp import Call, Draws
 from gradwire.dsl.ir import Kernel
 from gradwire.dsl.operators import Operator
 from gradwire.dsl.program import Program
+from gradwire_lab.compress.dgc import dgc
 from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.dsl import runs_launch
@@ -297,7 +297,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gradwire.compress.dgc import dgc
+from gradwire_lab.compress.dgc import dgc
 from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire_lab.compress.threelc import threelc

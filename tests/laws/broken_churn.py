@@ -95,6 +95,14 @@ class ForgetsLosses(WatchedLearner):
         self.codec.residual_N.copy_(before_N)
 
 
+class TrustsItsLastMerges(WatchedLearner):
+    """A rank forgets a push once it has the merge, which others may go on without."""
+
+    def catch_up(self, snapshot: Snapshot, param_N: Tensor) -> bool:
+        self.merged.clear()
+        return super().catch_up(snapshot, param_N)
+
+
 OWNERS = ("lose its owner",)
 LOSSES = ("lose its owner", "lose")
 Bite = tuple[Callable[[Churn], None], Churn]
@@ -138,6 +146,10 @@ BITES: tuple[Bite, ...] = (
     (
         laws.law_what_survivors_learnt_is_kept,
         Churn(learner=ForgetsLosses, kinds=LOSSES, world=5, codec=laws.LOSSY),
+    ),
+    (
+        laws.law_what_survivors_learnt_is_kept,
+        Churn(learner=TrustsItsLastMerges, kinds=("part",), world=5),
     ),
     (
         laws.law_rounds_go_on,

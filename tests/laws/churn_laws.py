@@ -144,13 +144,6 @@ class ChurnRun(Run):
         live = sorted(self.clock.live)
         if len(live) < 2:
             return
-        # a merge that only some have may be lost with what it holds
-        for _ in range(100):
-            if self._is_quiet():
-                break
-            self._run_on(0.03)
-        else:
-            return
         away = {*self.draw.sample(live, self.draw.randint(1, len(live) - 1))}
         groups = (away, self.clock.live - away)
         for group in groups:
@@ -178,12 +171,6 @@ class ChurnRun(Run):
         if not num_quorate:
             self.missed = []
         self.clock.begin_epoch(self.clock.live)
-
-    def _is_quiet(self) -> bool:
-        rounds = [self.ranks[rank].rounds for rank in self.clock.live]
-        owners = [owner for own in rounds for owner in own.owners.values()]
-        is_level = len({tuple(own._arrived) for own in rounds}) == 1
-        return is_level and not any(owner.is_sending for owner in owners)
 
     def come(self) -> None:
         """Has a new rank come, whose parameters are others."""

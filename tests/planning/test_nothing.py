@@ -10,10 +10,10 @@ from itertools import product
 from gradwire.contract.registry import names
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.planner.usbyte import usbyte
 from gradwire_bench.cli.simulate import ModelOnCluster
 from gradwire_lab.cli.plan import message_rows
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.usbyte import usbyte
 from gradwire_lab.planning.explain import alternatives, explain
 from gradwire_lab.planning.sparse_fusion import NOTHING
 from tests.each import each

@@ -705,6 +705,10 @@ class FragmentLearner:
         """The push that is in no merge yet."""
         self.pushed_N = torch.empty(0)
         """The part of the parameters that it holds."""
+        self.merged = deque[Push](maxlen=2)
+        """The last pushes in merges. The others may go on without these merges, as they
+        were on their way when the network parted.
+        """
         self.is_behind = False
         """Whether it waits for a snapshot of merges that it lacks."""
         self._outer = outer
@@ -873,7 +877,7 @@ class FragmentLearner:
             version=self.version,
             part=part,
             num_parts=num_parts,
-            counted=[[rank, self.counted[rank]] for rank in self._epoch.ranks],
+            counted=[[*count] for count in self.counted.items()],
             steps=self._merged_steps,
             tokens=self._merged_tokens,
             payload_B=self._outer.packed(
@@ -899,6 +903,13 @@ class FragmentLearner:
             self._merge_push(kept_N)
         else:
             self._reclaim()
+        for push in self.merged:
+            if push.number > counted:
+                kept_N += self.codec.decode(push.payload_B)
+                self._missed += self.version - push.version + push.missed
+                self._steps += push.steps
+                self._tokens += push.tokens
+        self.merged.clear()
         if self._steps:
             self._missed += max(0, snapshot.version - self.version)
         self.version = snapshot.version
@@ -931,6 +942,8 @@ class FragmentLearner:
 
     def _merge_push(self, kept_N: Tensor) -> None:
         """Takes the push, which a merge has, out of ``kept_N``."""
+        assert self.pushed is not None, "it is in the merge"
+        self.merged.append(self.pushed)
         kept_N -= self.pushed_N
         # A NaN that the merge leaves out would stay on this rank.
         clear_not_finite(kept_N)
@@ -1052,6 +1065,7 @@ class PartialRounds:
         waiting = [m for m in self.inbox.copy() if isinstance(m, Merge | Snapshot)]
         pushes = [p for owner in self.owners.values() for p in [*owner.pushes.values()]]
         pushes += [one.pushed for one in self.learners if one.pushed is not None]
+        pushes += [push for one in self.learners for push in one.merged]
         # a push to this rank itself is one payload
         payloads = {id(m.payload_B): m.payload_B.nbytes for m in (*waiting, *pushes)}
         codecs = [one.codec for one in self.learners]
@@ -1293,6 +1307,7 @@ class PartialRounds:
         self.owners = loaded.owners
         self.step = loaded.step
         self._arrived = loaded._arrived
+        self._ends = loaded._ends
 
     def _line(self, merge: Merge, learner: FragmentLearner) -> str:
         line = {

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from ..compress.none import none
 from ..contract import Compressor, Exchange
+from ..contract.registry import extension
 from ..contract.spec import NamedParam
 from ..errors import InvalidSetting, invalid
 from ..exchange.by_name import exchange_for
@@ -97,6 +98,7 @@ from .step.synchroniser import Synchroniser
 from .transport.wire import Group
 
 if TYPE_CHECKING:
+    from ..exchange.sends import SchedulerOf
     from ..planning.data.plan import Plan
     from .controls import Pilot
     from .ddp.comm_hook import DDPHooks, DDPInTurn
@@ -189,6 +191,20 @@ def newcomer_of(
     newcomer = Newcomer(store, on_failure, optimizer, (*places, shards))
     newcomer.asks_again = asks_again
     return newcomer
+
+
+def _scheduler_of(plan: Plan | None, world: int | None) -> SchedulerOf | None:
+    """Makes the scheduler of a plan's sends; None if they travel in order.
+
+    ``world`` is None for a newcomer, as others have checked the plan.
+    """
+    if plan is None or plan.bulk is None:
+        return None
+    rank = plan.bulk.rank
+    if world is not None and rank >= world:
+        accepted = f"one of {world} ranks"
+        raise invalid("plan.bulk.rank", rank, accepted, "name another")
+    return partial(extension("coordinator", "a plan's bulk"), plan.bulk)
 
 
 def _sweep_meeting(engine: Engine) -> None:
@@ -431,14 +447,7 @@ class Attachment:
             # see the others close.
             choose(backend, networks, settings.ranks_per_host)
         recorder = Recorder(settings.options.trace_steps)
-        bulk = None if settings.plan is None else settings.plan.bulk
-        if newcomer is None and bulk is not None and bulk.rank >= grid.who.world:
-            raise invalid(
-                "plan.bulk.rank",
-                bulk.rank,
-                f"one of {grid.who.world} ranks",
-                "name another",
-            )
+        world = None if newcomer is not None else grid.who.world
         is_idle = self.quorum is not None or self.is_left_to_ddp(messages)
         self.engine_of = engine_of = partial(
             Engine,
@@ -449,7 +458,7 @@ class Attachment:
             ranks_per_host=settings.ranks_per_host,
             ranks_per_replica=grid.shards.world if self.by_replica else 1,
             checksums=settings.failure.checksums,
-            bulk=bulk,
+            scheduler_of=_scheduler_of(settings.plan, world),
         )
         if newcomer is not None:
             heal = partial(self.heal, healing, messages)

@@ -367,6 +367,26 @@ def test_states_of_another_number_of_ranks_are_refused() -> None:
     handle.detach()
 
 
+def test_a_state_is_refused_once_a_rank_was_lost() -> None:
+    """Its rounds are of the first epoch: owners would drop all pushes."""
+    _, _, handle = prepared()
+    state = handle.state_dict()
+    handle._rounds.begin_epoch({0: handle._rounds.row()})
+    with pytest.raises(InvalidSetting, match="after a rank was lost"):
+        handle.load_state_dict(state)
+    handle.detach()
+
+
+def test_no_last_round_is_open_once_an_older_state_is_loaded() -> None:
+    net, optimizer, handle = prepared()
+    state = handle.state_dict()
+    train(net, optimizer, 0, range(5))
+    handle.end_period()
+    handle.load_state_dict(state)
+    assert not handle._rounds.last_owners
+    handle.detach()
+
+
 def test_parameters_that_are_no_numbers_end_at_their_anchors() -> None:
     net, optimizer, handle = prepared(exchange="topk")
     train(net, optimizer, 0, [0])

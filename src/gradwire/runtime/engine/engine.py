@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ from ...contract.verbs import (
     Verb,
 )
 from ...errors import ExitCode, InvalidSetting, RankFailed
-from ...exchange.bulk import MOST_MESSAGES, LinkTransfer, as_sends
+from ...exchange.sends import THREADS, SchedulerOf, SendScheduler, as_sends
 from ..device.streams import SideStream
 from ..liveness.alarm import Alarm, said
 from ..liveness.blame import (
@@ -84,10 +84,6 @@ from ..transport.wire import (
     is_begun,
     open_channels,
 )
-from .slots import THREADS, Slots
-
-if TYPE_CHECKING:
-    from ...planning.data.plan import Bulk
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -159,8 +155,8 @@ class Engine:
     ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
     channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
-    the bytes that were sent. With ``bulk`` a coordinator says when sends travel. Unless
-    it ``connects``, it has a pulse alone until ``connect`` is called.
+    the bytes that were sent. With ``scheduler_of`` a scheduler says when sends travel.
+    Unless it ``connects``, it has a pulse alone until ``connect`` is called.
     """
 
     is_copy = False
@@ -183,7 +179,7 @@ class Engine:
         ranks_per_host: int = 1,
         ranks_per_replica: int = 1,
         checksums: bool = False,
-        bulk: Bulk | None = None,
+        scheduler_of: SchedulerOf | None = None,
         connects: bool = True,
     ) -> None:
         self.everyone = who
@@ -227,9 +223,8 @@ class Engine:
             on_error=self._task_failed,
             prepare=lambda: torch.set_grad_enabled(False),
         )
-        self.bulk = bulk
-        self.slots: Slots | None = None
-        self._num_launched = 0
+        self._scheduler_of = scheduler_of
+        self.slots: SendScheduler | None = None
         self._pulse: Pulse | None = None
         if self.everyone.world > 1:
             self._pulse = Pulse(
@@ -253,11 +248,11 @@ class Engine:
         groups = self.routes.groups
         count = len(self.routes.lanes)
         per_host = self.ranks_per_host
-        bulk = self.bulk
-        self._open(Among.RANKS, who, count and count + 2 * bool(bulk))
-        if bulk and Among.RANKS in groups:
+        scheduler_of = self._scheduler_of
+        self._open(Among.RANKS, who, count and count + 2 * bool(scheduler_of))
+        if scheduler_of and Among.RANKS in groups:
             channels = groups[Among.RANKS].channels
-            self.slots = Slots(bulk, channels[count], channels[count + 1])
+            self.slots = scheduler_of(channels[count], channels[count + 1])
         self._open(Among.SHARDS, self.shards, count)
         if per_host > 1:
             self._open(Among.HOST, who.on_host(per_host), self.num_channels)
@@ -282,12 +277,14 @@ class Engine:
     def open_beside(self, name: str, timeout: timedelta = _ENDLESS) -> Channel:
         """A channel to all ranks that no message takes; all ranks call it.
 
-        By default its receives may wait for as long as training goes on.
+        By default its receives may wait for as long as training goes on, and it carries
+        no collectives.
         """
         who = self.who.beside(name)
-        [channel] = self.meanwhile(
-            "connect", lambda: open_channels(*who[:3], 1, timeout)
+        opening = partial(
+            open_channels, *who[:3], 1, timeout, is_measured=timeout is not _ENDLESS
         )
+        [channel] = self.meanwhile("connect", opening)
         group = RankGroup(*self.who[:3], [])
         self.routes.groups.setdefault(Among.RANKS, group).channels.append(channel)
         return channel
@@ -410,12 +407,10 @@ class Engine:
             how.is_inline,
             slots,
             how.after,
-            self._num_launched % MOST_MESSAGES,
+            0 if slots is None else slots.launch(),
         )
         end = driver.end
         if slots is not None:
-            self._num_launched += 1
-            slots.launch()
             manager.add(Task("ended", slots.end), [end])
         turn = driver.turn
         manager.add(turn, [*before, self._tails[lane]])
@@ -737,6 +732,14 @@ class Engine:
             alarm = Alarm((who.rank,), step, text, alarm.code)
         return self.break_off(alarm, f"{name}: {first_line(error)}")
 
+    def broken(self, name: str, error: BaseException, step: int) -> BaseException:
+        """The error to raise if a connection breaks, where all ranks may live.
+
+        Then it names none.
+        """
+        alarm = blamed(self._pulse, name, step, self.world)
+        return self.break_off(alarm, f"{name}: {first_line(error)}", in_step=True)
+
     def refuse_silence(self, step: int) -> None:
         """Raises on all ranks if a rank or the store is silent; this takes seconds."""
         alarm = self._pulse and silence(self._pulse, step, self.everyone.world)
@@ -794,7 +797,7 @@ class Driver:
     step: int
     side: SideStream | None = None
     is_inline: bool = False
-    slots: Slots | None = None
+    slots: SendScheduler | None = None
     """Carries sends and receives; None if they wait for the message's turn."""
     after: Sequence[Task] = ()
     number: int = 0
@@ -878,7 +881,7 @@ class Driver:
         self._then(lambda: _results(asked, computes), apart, wire, in_slots)
 
     def _in_slots(
-        self, network: Sequence[Communication], slots: Slots
+        self, network: Sequence[Communication], slots: SendScheduler
     ) -> tuple[list[Communication], list[Task]]:
         """The verbs that wait for the message's turn, and the tasks of the others."""
         group = self.routes.groups[Among.RANKS]
@@ -888,18 +891,13 @@ class Driver:
             with as_on_a_lane():
                 verbs = as_sends(asked, group.rank, group.world)
             for verb in verbs:
-                if isinstance(verb, Send):
-                    ends = (group.rank, verb.dst)
-                elif isinstance(verb, Recv):
-                    ends = (verb.src, group.rank)
-                else:
+                if not isinstance(verb, (Send, Recv)):
                     left.append(verb)
                     continue
-                transfer = LinkTransfer(self.number, *ends, verb.buf.nbytes)
                 size_bytes = self.routes.sent_bytes(verb)
                 lane = self.routes.lanes[self.lane]
                 task = self.task(_name(verb), lambda: None, lane, size_bytes)
-                task.begin = partial(slots.offer, transfer, verb)
+                task.begin = partial(slots.offer, self.number, verb)
                 tasks.append(task)
         return left, tasks
 
@@ -1040,8 +1038,7 @@ def _results(asked: Verb | tuple[Verb, ...], tasks: Sequence[Task]) -> Any:
 
 
 def _name(verb: Communication) -> str:
-    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
-    return f"{type(verb).__name__}{among}"
+    return f"{type(verb).__name__}{verb.among.ending}"
 
 
 def rows_of_all(world: int, own_N: Tensor, among: Among = Among.RANKS) -> Steps[Tensor]:

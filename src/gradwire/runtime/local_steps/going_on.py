@@ -39,7 +39,7 @@ def go_on_without(
 
     ``own`` is the value that this rank announces. A rank that is cut off, or that the
     others have left behind, goes on alone. Raises ``failure`` where this rank cannot go
-    on: no rank is lost, or this rank is at fault, or the job's store is lost.
+    on: it is at fault, or the job's store is lost.
     """
     left = survivors_of(
         old, failure, connect, own, open_beside=channel_of, may_part=_may_come_back

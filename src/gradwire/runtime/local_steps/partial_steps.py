@@ -11,6 +11,7 @@ views of it. Each rank steps its own copy of them, by the same payloads.
 import logging
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -194,6 +195,7 @@ class PartialSteps(LocalSteps):
             self._number = newcomer.offer.labels[-1]
             self._num_first = values[0]["first"]
             self._loads.tally = tuple(values[0]["loads"])
+        self._survives = way.healing is not None
         self._rounds = self._made_rounds(way.tape)
         survival = None
         if way.healing is not None:
@@ -256,9 +258,10 @@ class PartialSteps(LocalSteps):
         for fragment, flat in enumerate(self._flat):
             spec = flat.spec(flat.anchor_N.device.type)
             codec = RoundCodec(self._codec, spec, rank, world)
-            learners.append(
-                FragmentLearner(rank, fragment, codec, rules, flat.anchor_N, flat)
-            )
+            learner = FragmentLearner(rank, fragment, codec, rules, flat.anchor_N, flat)
+            if not self._survives:
+                learner.merged = deque(maxlen=0)
+            learners.append(learner)
 
         def make_owner(fragment: int) -> FragmentOwner:
             spec = self._flat[fragment].spec("cpu")
@@ -500,12 +503,12 @@ class PartialSteps(LocalSteps):
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
         put_others = super()._checked(saved, strict)
         world = self._engine.world
+        remedy = "end the period before you save, and start anew with its weights"
         if saved["saved_by"] != world:
-            remedy = "end the period before you save, and start anew with its weights"
             what = "the number of ranks that saved a state under quorum="
             raise invalid(what, saved["saved_by"], f"{world}, as now", remedy)
-        if saved["rounds"].get("epoch"):
-            what = "a state under quorum= that was saved after ranks were lost"
+        if saved["rounds"].get("epoch") or self._rounds.epoch.number:
+            what = "a state under quorum= that is saved or loaded after a rank was lost"
             raise invalid(what, "one", "a state of all ranks", remedy)
         loaded = self._made_rounds()
         try:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ...errors import LoopMistake, RankFailed
+from ...errors import ExitCode, LoopMistake, RankFailed
 from ..engine.engine import Engine
 from ..transport.wire import Group
 from .groups import ON_HOST, group_of
@@ -39,8 +39,9 @@ def survivors_of(
 ) -> Survivors:
     """Connects the ranks that ``failure`` leaves, which all call it.
 
-    Ranks that are lost meanwhile are left out too. A host of several ranks, or a
-    replica, goes on whole or not at all.
+    If only the network has failed between them, these are all. Ranks that are lost
+    meanwhile are left out too. A host of several ranks, or a replica, goes on whole or
+    not at all.
 
     Args:
         old: The engine of the ranks so far, which is closed.
@@ -54,7 +55,7 @@ def survivors_of(
 
     Raises:
         RankFailed: This rank cannot go on: it is one of the lost ranks, on their host
-            or in their replica. Or no rank is lost, or the job's store does not answer.
+            or in their replica. Or the job's store does not answer.
     """
     if not isinstance(failure, RankFailed) or isinstance(failure, LoopMistake):
         raise failure
@@ -62,7 +63,7 @@ def survivors_of(
     num_before = old.world
     while True:
         values = {}
-        if failure.ranks:
+        if failure.ranks or failure.exit_code == ExitCode.NETWORK:
             values = old.next_epoch(own, old.everyone.in_group(failure.ranks))
         if old.everyone.rank not in values:
             if not may_part(old, failure):
@@ -75,7 +76,7 @@ def survivors_of(
         old = connect(old.everyone.going_on([*values]), connects=False)
         try:
             old.connect()
-            if old.world < num_before:
+            if old.world < num_before or group is None:
                 group = group_of(old, backends)
             beside = open_beside(old)
             return Survivors(old, group, [*values.values()], beside)
