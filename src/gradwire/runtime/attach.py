@@ -402,7 +402,8 @@ class Attachment:
         if self.by_replica:
             alike = []
             ranks = tuple(rank for one in announced for rank in one["replica"])
-            settings["ranks of all replicas"] = ranks
+            # plans may differ, as shards may be of other lengths
+            settings = {"ranks of all replicas": ranks}
             self.everyone = join_ranks(ranks, timeout)
         agree_among_shards(grid.who, grid.shards, settings, alike, timeout)
         return networks
