@@ -122,7 +122,7 @@ class Slots:
             self._lock.notify_all()
 
     def stop(self, error: BaseException | None) -> None:
-        """Ends the threads, at once after an error.
+        """Ends the threads; after an error, at once, and the transfers under way.
 
         On the coordinator's rank they end once no other rank needs them.
         """
@@ -130,10 +130,15 @@ class Slots:
             self._is_stopped = True
             self._error = self._error or error
             self._lock.notify_all()
+            overs = () if error is None else tuple(self._overs)
+            # each is called once, though several threads may fail
+            self._overs.difference_update(overs)
         with self._deciding:
             self._deciding.notify_all()
         self._up.put(None)
         self._down.put(None)
+        for over in overs:
+            over(error)
 
     # ---- threads
 
@@ -143,8 +148,6 @@ class Slots:
             work()
         except BaseException as error:
             self.stop(error)
-            for over in tuple(self._overs):
-                over(error)
 
     def _report(self) -> None:
         """Tells news as soon as there are some."""
@@ -253,13 +256,17 @@ class Slots:
                     f"{self._rank} wants {verb.buf.nbytes}: the exchange asks for "
                     "other sizes there"
                 )
-            verb.buf.view(torch.uint8).copy_(payload)
+            with self._lock:
+                if over in self._overs:  # else its memory is others' by now
+                    verb.buf.view(torch.uint8).copy_(payload)
             self._end(over)
 
     def _end(self, over: Over) -> None:
         with self._lock:
+            is_under_way = over in self._overs
             self._overs.discard(over)
-        over(None)
+        if is_under_way:
+            over(None)
 
     def _tell(self, rank: int, rows: Iterable[Sequence[int]]) -> Any:
         """Sends rows."""
