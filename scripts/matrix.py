@@ -27,9 +27,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from torch._C._distributed_c10d import TCPStore
 
-from gradwire.cli.report.output import AsJson, Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
+from gradwire_bench.report.fractions import Fractions
 from gradwire_bench.testbed.ranks import part_of
 from gradwire_lab.planning.inputs import option
 
