@@ -233,6 +233,7 @@ def test_a_trial_in_which_processes_come_is_judged_by_those_that_live(
         (IN_TIME, (NEAR, NEAR, PARTED, CUT, NEAR), {"misnamed"}),
         (TOO_LATE, (NEAR, NEAR, PARTED, CUT, NEAR), set()),
         (TOO_LATE, (NEAR, NEAR, PARTED, lost((3,)), NEAR), set()),
+        (TOO_LATE, (NEAR, NEAR, lost((2, 3), step=9), lost((2, 3)), NEAR), set()),
         (TOO_LATE, (NEAR, NEAR, PARTED, lost((0, 3)), NEAR), {"misnamed"}),
         (TOO_LATE, (NEAR, NEAR, PARTED, lost(()), NEAR), {"misnamed"}),
         (TOO_LATE, (CALM, NEAR, CUT, CUT, NEAR), {"misnamed"}),

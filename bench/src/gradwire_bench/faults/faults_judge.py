@@ -112,7 +112,7 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
         **_of_raw_errors(accident, errors),
         **of_names(accident, seen, endings, errors),
         **_of_digests(accident, seen, endings, errors),
-        **_of_steps(errors),
+        **_of_steps({} if accident.way == LOCAL else errors),
         **_of_processes(accident, seen, endings),
     }
     struck_s = max(seen.struck_s.values())
@@ -255,7 +255,8 @@ def _of_local_steps(
     """Flaws of ranks that are to train on without the victims, if these are lost.
 
     A victim that is cut off, or stands still for long, may come back. If it ends, its
-    error names itself, or others alone. A newcomer may end before it is in.
+    error names victims, as others say of it, or other ranks than itself. A newcomer may
+    end before it is in.
     """
     if accident.kind == "kill store" and errors:
         named = {rank: ending.ranks for rank, ending in errors.items() if ending.ranks}
@@ -271,7 +272,7 @@ def _of_local_steps(
         least = may_leave if must_name and rank < accident.world else set()
         is_right = not ending.error and least <= names <= may_leave
         if rank in may_leave:
-            is_named = names == {rank} if rank in names else bool(names)
+            is_named = bool(names) and (rank not in names or names <= may_leave)
             may_end = accident.heals_s >= accident.timeout_s
             is_right = not ending.error or (is_named and may_end)
         if not is_right:
