@@ -7,8 +7,6 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple
 
-from gradwire.runtime.liveness.pulse import STORE_PATIENCE_S
-
 from .accidents import (
     BENIGN,
     FSDP,
@@ -123,28 +121,10 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
     struck_s = max(seen.struck_s.values())
     seconds = {rank: ending.end_s - struck_s for rank, ending in errors.items()}
     limit_s = accident.timeout_s + GRACE_S + ROUND_TRIPS * round_trip_s
-    late = [
-        taken_s
-        for rank, taken_s in seconds.items()
-        if taken_s > limit_s + (patience_s(accident) if _serves(accident, rank) else 0)
-    ]
-    if late:
-        wrong["late"] = f"the last rank ended after {max(late):.1f} s"
-    return Flaws(wrong, max(seconds.values()))
-
-
-def patience_s(accident: Accident) -> float:
-    """Seconds beyond time-outs after which a rank that is cut off may notice it.
-
-    A server between two steps, and a rank in local steps, wait for no other rank then:
-    only the store's silence tells them.
-    """
-    is_cut = accident.kind in LINKS and accident.kind not in BENIGN
-    return STORE_PATIENCE_S if is_cut and accident.way in (SERVER, LOCAL) else 0.0
-
-
-def _serves(accident: Accident, rank: int) -> bool:
-    return accident.way == SERVER and rank == accident.world - 1
+    last_s = max(seconds.values())
+    if last_s > limit_s:
+        wrong["late"] = f"the last rank ended after {last_s:.1f} s"
+    return Flaws(wrong, last_s)
 
 
 def _of_silence(

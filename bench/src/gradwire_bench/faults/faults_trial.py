@@ -20,7 +20,7 @@ from typing import Any
 from ..testbed.hosts import HostLinks, Hosts, Testbed, shaped_hosts
 from ..testbed.wide_area import NEAR
 from .accidents import FLAPS, LINKS, PARTITIONS, PAUSES, Accident
-from .faults_judge import GRACE_S, Aftermath, Ending, patience_s
+from .faults_judge import GRACE_S, Aftermath, Ending
 from .faults_rank import Surroundings, keep_store, live
 
 _START_S = 60.0
@@ -158,7 +158,7 @@ class _Watched:
         left = {end: rank for rank, end in enumerate(self._ends)}
         stays = accident.victims if accident.kind in ("stop", "return") else ()
         deadline_s = time.monotonic() + _START_S
-        longest_s = 3 * accident.timeout_s + 2 * GRACE_S + patience_s(accident)
+        longest_s = 3 * accident.timeout_s + 2 * GRACE_S
         while not set(left.values()) <= set(stays) or len(self._struck_s) < len(stays):
             now_s = time.monotonic()
             for wake in [wake for wake in self._wakes if wake[0] <= now_s]:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ...errors import LoopMistake, RankFailed
 from ..engine.engine import Engine
-from ..transport.wire import Group
+from ..transport.wire import Group, in_background
 from .groups import ON_HOST, group_of
 
 Connect = Callable[..., Engine]
@@ -67,7 +67,8 @@ def survivors_of(
         if old.rank not in values:
             if not may_part(old, failure):
                 raise _left_out(failure, old.ranks_per_host)
-            old.close()
+            # its pulse may wait for the store
+            in_background(old.close)
             alone = connect(old.who.going_on([old.rank]))
             return Survivors(alone, None, [own], is_parted=True)
         old.close()
