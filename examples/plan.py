@@ -1,5 +1,5 @@
 """Measure a model, plan its messages for a cluster, and train with the next forward
-overlapped.
+overlapped. The planner usbyte is in the package gradwire-lab.
 
 torchrun --nproc-per-node 2 examples/plan.py
 """

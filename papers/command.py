@@ -11,9 +11,10 @@ from pathlib import Path
 import typer
 
 from gradwire.cli.report import table
-from gradwire.cli.report.output import Fractions, emit, machine, progress
+from gradwire.cli.report.output import emit, machine, progress
 from gradwire.errors import InvalidSetting
 from gradwire.version import __version__
+from gradwire_bench.report.fractions import Fractions
 
 from . import names, page
 from .frame import Item, Reproduction, Row

@@ -15,6 +15,8 @@ Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU. Wh
 defined in triton's language, by itself and by each ``*device.py``, is interpreted only
 if it was imported so: before anything else imports it, as parts of torch do. So it is
 done here, first of all; the variable is not left behind, for what tests start.
+
+The process that hands all tests on to workers imports neither torch nor what needs it.
 """
 
 # ruff: noqa: E402
@@ -24,6 +26,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -61,33 +64,46 @@ os.environ["GRADWIRE_RECORDS"] = str(
     Path(__file__).parents[1] / ".pytest_cache" / "records"
 )
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
-if find_spec("triton") is not None and not torch.cuda.is_available():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        import gradwire.dsl.gpu.device
-        import gradwire.kernels.sparse.permutation_device  # noqa: F401
+from tests.runtime import server
 
-        if find_spec("gradwire_lab") is not None:
-            import gradwire_lab.dsl.runs_device
-            import gradwire_lab.kernels.hashing_device  # noqa: F401
 
-# Not in a conftest of their own folder: pytest 9.1 loses such fixtures where a file of
-# this folder stands in the command line between files of that one.
-from tests.runtime.pools import (  # noqa: F401
-    doomed,
-    doomed_two,
-    four,
-    late_two,
-    one,
-    pools,
-    ranks_of,
-    two,
-)
+def _hands_tests_on() -> bool:
+    """Whether workers of this process run the tests, and not it itself."""
+    words = ArgumentParser(add_help=False, allow_abbrev=False)
+    words.add_argument("-n", "--numprocesses", default="0")
+    known, _ = words.parse_known_args()
+    return known.numprocesses != "0" and "PYTEST_XDIST_WORKER" not in os.environ
+
+
+if not _hands_tests_on():
+    import numpy as np
+    import torch
+
+    if find_spec("triton") is not None and not torch.cuda.is_available():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            import gradwire.dsl.gpu.device
+            import gradwire.kernels.sparse.permutation_device  # noqa: F401
+
+            if find_spec("gradwire_lab") is not None:
+                import gradwire_lab.dsl.runs_device
+                import gradwire_lab.kernels.hashing_device  # noqa: F401
+
+    # Not in a conftest of their own folder: pytest 9.1 loses such fixtures where a file
+    # of this folder stands in the command line between files of that one.
+    from tests.runtime.pools import (  # noqa: F401
+        doomed,
+        doomed_two,
+        four,
+        late_two,
+        one,
+        pools,
+        ranks_of,
+        two,
+    )
 
 settings.register_profile("gradwire", derandomize=True, deadline=None, database=None)
 settings.load_profile("gradwire")
@@ -96,6 +112,8 @@ SLOW_S = 5.0
 """A test that takes longer, alone and with kernels built, carries the mark ``slow``."""
 SEVERAL = ("multi", "netns")
 """Marks of tests that start processes of their own."""
+FAST = "not slow"
+"""The marks that `make test` asks for."""
 BESIDE = ("lab", "bench", "papers")
 """Folders of what lies beside the library: `make test` takes their tests marked
 ``smoke``.
@@ -127,6 +145,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             alone = item.get_closest_marker("netns") is not None
             group = "hosts" if alone else str(item.path)
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Workers fork ranks from one server, which imports torch while they collect."""
+    node.workerinput["server"] = server.started()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.mixing import Mixed
+
+    return Mixed(config, log) if config.option.dist == "loadgroup" else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if given := getattr(config, "workerinput", {}).get("server"):
+        server.share(given)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` imports no file beside the library's that has no smoke test."""
+    is_named = collection_path.name in " ".join(config.args)
+    is_test = collection_path.match("test_*.py") and not is_named
+    if config.option.markexpr != FAST or not is_test:
+        return None
+    if collection_path.relative_to(Path(__file__).parent).parts[0] not in BESIDE:
+        return None
+    return "smoke" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_finish() -> None:

@@ -136,9 +136,12 @@ def used(python: Path, folder: Path, *words: str) -> tuple[str, str]:
 x86 = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="builds for this platform"
 )
+together = pytest.mark.xdist_group("wheel")
+"""On one worker, which makes the wheel once."""
 
 
 @x86
+@together
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_prebuilt_kernels_have_the_bits_of_compiled_ones(
@@ -156,6 +159,7 @@ def test_prebuilt_kernels_have_the_bits_of_compiled_ones(
 
 
 @x86
+@together
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_is_not_in_the_wheel_is_served_by_torch_with_one_warning(
@@ -204,10 +208,11 @@ def core_seconds() -> float:
 
 
 @x86
+@together
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_minimal_debian_trains_without_a_compiler_within_a_minute(
-    wheel: Path, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """From the wheel to a loss; torch is installed before, as its download takes what
     it takes.
@@ -227,6 +232,7 @@ def test_a_minimal_debian_trains_without_a_compiler_within_a_minute(
         pytest.skip(f"no Debian could be made: {made.stdout[-200:]}")
     for folder in (job, root / "job", root / "dev" / "shm"):
         folder.mkdir(exist_ok=True)
+    wheel: Path = request.getfixturevalue("wheel")
     shutil.copy(ROOT / "examples" / "train.py", job)
     shutil.copy(wheel, job)
     named = re.findall(r"(/[^\s:]+)", " ".join(settings.values()))

@@ -1,4 +1,4 @@
-"""Arguments, data and checkpoints of the programs of ``gradwire bench matrix``.
+"""Arguments, data and checkpoints of the programs of ``scripts.matrix``.
 
     torchrun --nproc-per-node 2 examples/matrix/nanogpt.py --folder /tmp/run --resume
 

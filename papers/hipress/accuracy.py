@@ -171,6 +171,10 @@ def draw14(rows: Sequence[Row], path: Path) -> Path:
             ("compressed, simulated", "compressed_simulated_s"),
         )
     }
-    return curves.draw(
-        series, path, title="Cost model and simulator", x_label="MiB", y_label="seconds"
+    return curves.draw_panels(
+        {"": series},
+        path,
+        title="Cost model and simulator",
+        x_label="MiB",
+        y_label="seconds",
     )

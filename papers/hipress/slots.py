@@ -15,15 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 from gradwire.compress.none import none
 from gradwire.contract.verbs import Among
-from gradwire.exchange.bulk import (
-    Batch,
-    Coordinator,
-    Endpoint,
-    LinkTransfer,
-    ReadyReport,
-    batches_of,
-    packed_rows,
-)
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Bulk, Plan
@@ -37,6 +28,15 @@ from gradwire.planning.simulation.events import (
     check_met,
 )
 from gradwire.planning.simulation.supersteps import Hop, Tariff
+from gradwire_lab.exchange.bulk import (
+    Batch,
+    Coordinator,
+    Endpoint,
+    LinkTransfer,
+    ReadyReport,
+    batches_of,
+    packed_rows,
+)
 from gradwire_lab.planning.all_ranks import all_ranks
 
 

@@ -136,8 +136,8 @@ def draw2(rows: Sequence[Row], path: Path) -> Path:
     for row in rows:
         point = (number(row, "degree"), 100 * number(row, "fraction_selection"))
         series.setdefault(str(row["model"]), []).append(point)
-    return curves.draw(
-        series,
+    return curves.draw_panels(
+        {"": series},
         path,
         title="Selection by fusion degree, simulated",
         x_label="tensors fused, %",

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.compress.dgc import dgc
-from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.contract.spec import TensorSpec
@@ -26,6 +24,8 @@ from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.error_feedback import ErrorFeedback, residuals
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
+from gradwire_lab.compress.dgc import dgc
+from gradwire_lab.compress.selective import selective
 
 from ..deft.setting import LSTM, RESNET
 from ..frame import Ask, Claim, Findings, Row

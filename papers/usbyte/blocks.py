@@ -244,8 +244,8 @@ def draw15(rows: Sequence[Row], path: Path) -> Path:
         point = (float(str(row["partition_mbit"])), float(str(row["planning_s"])))
         series.setdefault(str(row["name"]), []).append(point)
     title = "Planning time over S_p"
-    return curves.draw(
-        series, path, title=title, x_label="S_p (Mbit)", y_label="seconds"
+    return curves.draw_panels(
+        {"": series}, path, title=title, x_label="S_p (Mbit)", y_label="seconds"
     )
 
 
@@ -260,6 +260,10 @@ def draw16(rows: Sequence[Row], path: Path) -> Path:
             )
             series.setdefault(f"{row['name']} {planner}", []).append(point)
     title = "Speed over S_p, 8 nodes at 100 Gbit/s"
-    return curves.draw(
-        series, path, title=title, x_label="S_p (Mbit)", y_label="samples a second"
+    return curves.draw_panels(
+        {"": series},
+        path,
+        title=title,
+        x_label="S_p (Mbit)",
+        y_label="samples a second",
     )

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from gradwire.contract.registry import load
 from gradwire.planning.buckets import Bucket, buckets
-from gradwire.planning.planner.usbyte.phases import Instance, greedy
 from gradwire.planning.price import iteration_s
+from gradwire_lab.planning.blocks import block_starts
+from gradwire_lab.planning.phases import Instance, greedy
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number
@@ -84,9 +85,9 @@ def even(cut: Sequence[Bucket]) -> list[tuple[int, int, int]]:
     """
     found: list[tuple[int, int, int]] = []
     for place, bucket in enumerate(cut):
-        step = bucket.block_numel(BASIC_BYTES)
-        starts = range(0, bucket.numel, step)
-        found += [(place, start, min(start + step, bucket.numel)) for start in starts]
+        starts = block_starts(bucket, BASIC_BYTES)
+        stops = (min(start + starts.step, starts.stop) for start in starts)
+        found += [(place, *block) for block in zip(starts, stops, strict=True)]
     return found
 
 

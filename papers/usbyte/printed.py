@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.usbyte.phases import Instance, UnequalBlock, greedy
+from gradwire_lab.planning.phases import Instance, UnequalBlock, greedy
 
 
 @dataclass(frozen=True)

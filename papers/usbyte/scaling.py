@@ -355,4 +355,6 @@ def _draw(
         for planner, shown in drawn.get(str(row["name"]), {}).items():
             point = (_value(row, "num_ranks"), _value(row, prefix + planner))
             series.setdefault(f"{row['model']}, {shown}", []).append(point)
-    return curves.draw(series, path, title=title, x_label="nodes", y_label=y_label)
+    return curves.draw_panels(
+        {"": series}, path, title=title, x_label="nodes", y_label=y_label
+    )

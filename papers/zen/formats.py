@@ -244,8 +244,8 @@ def draw17a(rows: Sequence[Row], path: Path) -> Path:
         series[f"blocks, {model}"] = [
             (_share(row, "density"), _share(row, "blocks")) for row in own
         ]
-    return curves.draw(
-        series,
+    return curves.draw_panels(
+        {"": series},
         path,
         title=f"Bytes of {SERVERS} servers' sums",
         x_label="density of the sum",

@@ -16,7 +16,6 @@ from pathlib import Path
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.allreduce import allreduce
 from gradwire.collective.zen import zen
-from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Exchange
@@ -25,6 +24,7 @@ from gradwire.exchange.pair import pair
 from gradwire_bench.report import curves
 from gradwire_bench.workloads.task import TrainingTask
 from gradwire_bench.workloads.train import History, train
+from gradwire_lab.compress.dgc import dgc
 
 from ..frame import Ask, Claim, Findings, Row
 from ..workloads.applications import text_lstm, text_transformer

@@ -244,8 +244,8 @@ def _within_a_deviation(row: Row) -> float:
 def draw2a(rows: Sequence[Row], path: Path) -> Path:
     """Draws the distributions of overlap ratios."""
     series = {str(row["name"]): _histogram(listed(row, "overlaps")) for row in rows}
-    return curves.draw(
-        series,
+    return curves.draw_panels(
+        {"": series},
         path,
         title="Overlap of two ranks' gradients",
         x_label="overlap ratio",

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.compress.dgc import dgc
 from gradwire.contract import Exchange, Member
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
@@ -27,6 +26,7 @@ from gradwire_bench.schedule.sharing import share_cores
 from gradwire_bench.testbed.ranks import Report
 from gradwire_bench.workloads.task import TrainingTask
 from gradwire_bench.workloads.train import message_of, views_in
+from gradwire_lab.compress.dgc import dgc
 
 from ..workloads import applications
 

@@ -33,7 +33,6 @@ _PATHS = [
     "exchange.error_feedback.with_error_feedback",
     "exchange.natural.with_natural_sparsity",
     "exchange.pair.pair",
-    "exchange.warmup.with_warmup",
     "planning.simulation.timeline.simulate",
     "planning.data.cluster.Cluster",
     "planning.data.plan.Plan",
@@ -67,6 +66,7 @@ _OF_LAB = [
     "with_density_warmup",
     "with_measured_scheme",
     "with_momentum_correction",
+    "with_warmup",
 ]
 __all__ = [
     "__version__",

@@ -28,7 +28,6 @@ from .exchange.error_feedback import residuals as residuals
 from .exchange.error_feedback import with_error_feedback as with_error_feedback
 from .exchange.natural import with_natural_sparsity as with_natural_sparsity
 from .exchange.pair import pair as pair
-from .exchange.warmup import with_warmup as with_warmup
 from .measure.layers import profile as profile
 from .planning import catalogue as catalogue
 from .planning import planner as planner
@@ -70,3 +69,4 @@ def with_momentum_correction(
     nesterov: bool = False,
     masking: bool = True,
 ) -> Exchange: ...
+def with_warmup(algorithm: Compressor | Exchange, steps: int) -> Exchange: ...

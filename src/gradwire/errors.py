@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from enum import IntEnum
 from functools import wraps
 from inspect import signature
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 
 class ExitCode(IntEnum):
@@ -145,6 +145,14 @@ class Deadlock(GradwireError, RuntimeError):
 
     exit_code = ExitCode.BROKEN
 
+    @classmethod
+    def of(cls, waiting: Iterable[str], ended: list[int]) -> Self:
+        """The error of ranks that are ``waiting``, in words, while some have ended."""
+        lines = [*waiting]
+        if ended:
+            lines.append(f"already ended: rank {', '.join(map(str, ended))}")
+        return cls(f"deadlock: {'; '.join(lines)}")
+
 
 class RankFailed(GradwireError, RuntimeError):
     """A rank of the group died, hung or raised.
@@ -197,8 +205,12 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def names_checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
+def names_checked(
+    function: Callable[_P, _T], others: Iterable[str] = ()
+) -> Callable[_P, _T]:
     """Has a function refuse keywords that it does not know by ``UnknownName``.
+
+    The ``others`` are left to the function, and named among those that there are.
 
     >>> @names_checked
     ... def clipped(*, max_norm): ...
@@ -211,7 +223,7 @@ def names_checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
     there are: max_norm
     did you mean 'max_norm'?
     """
-    known = signature(function).parameters
+    known = [*signature(function).parameters, *others]
 
     @wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -64,10 +64,8 @@ DISTRIBUTED = {
 
 
 PROCESSES = {
-    "gradwire_bench/runs/matrix.py": "forks ranks that run programs, whatever these do",
     "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die",
     "gradwire_bench/storm/storm.py": "forks ranks that a storm strikes",
-    "gradwire_bench/micro/device_alone.py": "ends those that wait for a kernel",
     "gradwire_bench/micro/device_bits.py": "a kernel may break its process",
     "gradwire_bench/testbed/_orphans.py": "starts what holds and joins namespaces",
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",

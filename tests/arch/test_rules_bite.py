@@ -28,7 +28,7 @@ from tests.arch.test_pages import (
 from tests.arch.test_surroundings import early_imports, unnamed_encodings, unpickling
 from tests.each import each
 
-KNOWN = frozenset({"gradwire.planning.planner.usbyte", "gradwire.compress._coo"})
+KNOWN = frozenset({"gradwire.planning.planner.auto", "gradwire.compress._coo"})
 
 
 def encodings(source: Source) -> list[int]:
@@ -54,7 +54,7 @@ def private(source: Source) -> list[str]:
         (
             imported,
             "planning/simulation/run.py",
-            "from ..planner import usbyte",
+            "from ..planner import auto",
             "import torch",
         ),
         (

@@ -33,7 +33,6 @@ from torch.nn import functional as F
 
 from gradwire.cli.report.table import Row
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Exchange
@@ -43,6 +42,7 @@ from gradwire.kernels.compiler import find_compiler
 from gradwire.runtime.attach import attach
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire_bench.faults.faults_rank import exchange_of
+from gradwire_lab.collective.casync_ring import casync_ring
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
 

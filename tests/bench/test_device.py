@@ -17,8 +17,9 @@ from gradwire.compress.int8 import int8
 from gradwire.compress.onebit import onebit
 from gradwire.dsl.build import Built
 from gradwire.errors import ExitCode
-from gradwire_bench.micro import device, device_alone, device_bits, offload
+from gradwire_bench.micro import device, device_bits, offload
 from gradwire_bench.micro.kernel import COPY_BYTES
+from scripts import device_alone
 from tests.bench.testbed.forked import fork_ranks
 from tests.runtime.device import late
 from tests.runtime.ranks import Ranks
@@ -165,7 +166,8 @@ def test_it_ends_once_the_minutes_are_over(tmp_path: Path) -> None:
     """A measurement that never ends, as of a kernel that hangs, is ended too."""
     hangs = "threading.Event().wait()"
     code = (
-        "import threading\nfrom gradwire_bench.micro import device, device_alone\n"
+        "import threading\nfrom gradwire_bench.micro import device\n"
+        "from scripts import device_alone\n"
         f"device.run = lambda *args, **named: {hangs}\n"
         "device_alone.main(['--device', 'cpu', '--minutes', '0.001'])"
     )
@@ -202,7 +204,12 @@ def test_a_checkout_is_found_as_if_it_were_installed(
             if one.dist.name == "some-lab"
         ]
         assert (point.name, point.value) == ("lab", "some_lab.compress")
-        assert os.environ["PYTHONPATH"].split(os.pathsep) == ["src", sys.path[-1]]
+        *sources, after, folder = os.environ["PYTHONPATH"].split(os.pathsep)
+        assert sources == [
+            str(tmp_path / name / "src") for name in (".", "lab", "bench")
+        ]
+        assert (after, folder) == ("src", sys.path[-1])
+        assert sys.path[:3] == sources
     assert sys.path == before
     assert os.environ["PYTHONPATH"] == "src"
 

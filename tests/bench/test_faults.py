@@ -6,24 +6,33 @@ from __future__ import annotations
 
 import pytest
 
+from gradwire.runtime.local_steps import mail
 from gradwire_bench.faults import faults_judge
 from gradwire_bench.faults.accidents import (
     DDP,
     FSDP,
+    HEALED,
+    HOSTS_SHRINK,
     KINDS,
     LINKS,
     LOCAL,
     LOCAL_KINDS,
+    NEWCOMER,
+    OWNER,
+    REJOIN,
+    SHRINK,
     WAYS,
     Accident,
 )
 from gradwire_bench.faults.faults import FaultsBench, accidents_of, run
 from gradwire_bench.faults.faults_judge import Aftermath, Ending, judge
+from gradwire_bench.faults.striking import InjectedError, Striker
 from gradwire_bench.testbed.hosts import available
 from gradwire_bench.testbed.wide_area import WideArea
 from tests.each import each
 
 WORLD = 4
+WHENS = ("before", "during", "after")
 WELL = Ending("", False, (), -1, "", 3.0, 7)
 VICTIM = 2
 
@@ -164,6 +173,143 @@ def test_a_trial_of_local_steps_is_judged_by_what_the_others_have_learnt(
     assert set(judge(trial, aftermath(*endings)).wrong) == flaws
 
 
+BOTH = trained(1, 2)
+BACK = trained(VICTIM, of_all=45)
+CALM = trained(of_all=40)
+NEW = trained(WORLD, of_all=42)
+NEAR = trained(2, 3, of_all=50)
+PARTED = trained(0, 1, 4, of_all=50)
+CUT = lost((0, 1, 4))
+IN_TIME = 20.0
+TOO_LATE = 5.0
+"""Time-outs within which a partition heals that takes 7.7 s, and within which not."""
+
+
+@each(
+    "kind, victims, endings, flaws",
+    [
+        ("kill two", (1, 2), (BOTH, None, None, BOTH), set()),
+        ("kill two", (1, 2), (BOTH, None, None, trained(1)), {"misnamed"}),
+        ("kill two", (1, 2), (BOTH, None, None, lost((1, 2))), {"misnamed"}),
+        (OWNER, (2,), (ON, ON, None, ON), set()),
+        (OWNER, (2,), (ON, ON, None, trained(VICTIM, digest=8)), {"diverged"}),
+        (REJOIN, (2,), (BACK, BACK, None, BACK, trained(of_all=45)), set()),
+        (REJOIN, (2,), (BACK, BACK, None, BACK, None), {"hangs"}),
+        (REJOIN, (2,), (BACK, BACK, None, BACK, lost(())), {"misnamed"}),
+        (REJOIN, (2,), (BACK, BACK, None, BACK, trained(1, of_all=45)), {"misnamed"}),
+        (REJOIN, (2,), (BACK, BACK, None, CALM, trained(of_all=45)), {"misnamed"}),
+        (REJOIN, (2,), (BACK, BACK, None, BACK, trained(of_all=39)), {"owed"}),
+        (
+            REJOIN,
+            (2,),
+            (BACK, BACK, None, BACK, trained(of_all=45, digest=8)),
+            {"diverged"},
+        ),
+        (NEWCOMER, (4,), (CALM, CALM, CALM, CALM, None), set()),
+        (NEWCOMER, (4,), (NEW, NEW, NEW, NEW, None), set()),
+        (NEWCOMER, (4,), (NEW, NEW, NEW, trained(1, of_all=42), None), {"misnamed"}),
+        (NEWCOMER, (4,), (CALM, CALM, CALM, lost((4,)), None), {"misnamed"}),
+        (NEWCOMER, (4,), (CALM, CALM, CALM, None, None), {"hangs"}),
+        (NEWCOMER, (4,), (NEW, NEW, NEW, trained(4, of_all=39), None), {"owed"}),
+    ],
+)
+def test_a_trial_in_which_processes_come_is_judged_by_those_that_live(
+    kind: str,
+    victims: tuple[int, ...],
+    endings: tuple[Ending | None, ...],
+    flaws: set[str],
+) -> None:
+    trial = accident(kind, "message")._replace(way=LOCAL, victims=victims)
+    found = aftermath(*endings, last_lines=("",) * (WORLD + 1))
+    assert set(judge(trial, found).wrong) == flaws
+
+
+@each(
+    "timeout_s, endings, flaws",
+    [
+        (IN_TIME, (NEAR, NEAR, PARTED, PARTED, NEAR), set()),
+        (IN_TIME, (CALM._replace(of_all=50),) * 5, set()),
+        (IN_TIME, (NEAR, NEAR, PARTED, CUT, NEAR), {"misnamed"}),
+        (TOO_LATE, (NEAR, NEAR, PARTED, CUT, NEAR), set()),
+        (TOO_LATE, (NEAR, NEAR, PARTED, lost((3,)), NEAR), set()),
+        (TOO_LATE, (NEAR, NEAR, lost((2, 3), step=9), lost((2, 3)), NEAR), set()),
+        (TOO_LATE, (NEAR, NEAR, PARTED, lost((0, 3)), NEAR), {"misnamed"}),
+        (TOO_LATE, (NEAR, NEAR, PARTED, lost(()), NEAR), {"misnamed"}),
+        (TOO_LATE, (CALM, NEAR, CUT, CUT, NEAR), {"misnamed"}),
+        (TOO_LATE, (NEAR, NEAR, CUT, None, NEAR), {"hangs"}),
+        (
+            IN_TIME,
+            (NEAR, NEAR, PARTED, PARTED._replace(digest=8), NEAR),
+            {"diverged"},
+        ),
+        (IN_TIME, (NEAR, NEAR, PARTED, PARTED._replace(of_all=51), NEAR), {"owed"}),
+    ],
+)
+def test_a_parted_network_that_heals_is_judged_by_who_comes_back(
+    timeout_s: float, endings: tuple[Ending | None, ...], flaws: set[str]
+) -> None:
+    """Ranks 2 and 3 are cut off; each names the others, or itself."""
+    healed = accident(HEALED)._replace(
+        way=LOCAL, victims=(2, 3), timeout_s=timeout_s, bit=0.5
+    )
+    assert set(judge(healed, aftermath(*endings)).wrong) == flaws
+
+
+def went_on(*ranks: int, digest: int = 7, next_s: float = 5.0) -> Ending:
+    return WELL._replace(ranks=ranks, digest=digest, next_s=next_s)
+
+
+@each(
+    "endings, flaws",
+    [
+        ((went_on(2, 3), went_on(2, 3), None, lost()), set()),
+        ((went_on(2, 3), went_on(2), None, lost()), {"misnamed"}),
+        ((went_on(2, 3), lost(), None, lost()), {"misnamed"}),
+        ((went_on(2, 3), went_on(2, 3), None, went_on(2)), {"misnamed"}),
+        ((went_on(2, 3), went_on(2, 3), None, lost((1,))), {"misnamed"}),
+        ((went_on(2, 3), went_on(2, 3, digest=8), None, lost()), {"diverged"}),
+        ((went_on(2, 3), None, None, lost()), {"hangs"}),
+    ],
+)
+def test_a_host_that_has_lost_a_rank_leaves_and_the_others_go_on(
+    endings: tuple[Ending | None, ...], flaws: set[str]
+) -> None:
+    trial = accident("kill")._replace(way=HOSTS_SHRINK)
+    assert set(judge(trial, aftermath(*endings)).wrong) == flaws
+
+
+def test_the_last_of_the_others_to_go_on_counts() -> None:
+    trial = accident("kill")._replace(way=SHRINK)
+    last = went_on(2, next_s=7.5)
+    found = aftermath(went_on(2), last, None, went_on(2), struck_s={VICTIM: 3.0})
+    assert judge(trial, found).next_s == 4.5
+    assert judge(accident("straggle"), aftermath(*[WELL] * WORLD)).next_s is None
+
+
+@each("when, num_sent", [("before", 1), ("during", 1.5), ("after", 2)])
+def test_a_fault_strikes_at_a_message(when: str, num_sent: float) -> None:
+    """Half a message is its head, whose payload is not sent."""
+    sent = 0.0
+
+    def send() -> None:
+        nonlocal sent
+        while True:
+            mail._parts(mail.Leaving())
+            _, *rest = mail._parts(mail.Drained())
+            sent += 0.5
+            mail._pieces(rest)
+            sent += 0.5
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_parts", "_pieces"):
+            patch.setattr(mail, name, getattr(mail, name))
+        trial = accident("raise", "message")._replace(when=when)
+        Striker(trial, lambda now_s: None).at_message(mail.Drained, 1)
+        with pytest.raises(InjectedError):
+            send()
+    assert sent == num_sent
+
+
 def test_all_is_drawn_from_the_seed_and_the_number() -> None:
     some = accidents_of(FaultsBench(trials=300, seed=1))
     assert accidents_of(FaultsBench(trials=11, seed=1)) == some[:11]
@@ -171,6 +317,14 @@ def test_all_is_drawn_from_the_seed_and_the_number() -> None:
     assert {each.way for each in some} == set(WAYS)
     assert all(each.point != "broadcast" or each.way != DDP for each in some)
     assert all(each.way != FSDP for each in some if each.kind in LINKS)
+    locally = accidents_of(FaultsBench(trials=300, seed=1, ways=(LOCAL,)))
+    assert {each.kind for each in locally} == set(LOCAL_KINDS)
+    healing = [each for each in locally if each.kind == HEALED]
+    assert all(1 <= each.heals_s < 60 for each in healing)
+    assert min(each.heals_s for each in healing) < 3
+    assert max(each.heals_s for each in healing) > 30
+    assert {each.when for each in locally if each.kind == OWNER} == {*WHENS}
+    assert {each.victims for each in locally if each.kind == NEWCOMER} == {(4,)}
 
 
 @pytest.mark.slow
@@ -189,7 +343,7 @@ def test_survivors_of_fixed_trials_say_what_happened(
     can = {*KINDS} - ({"flap 5 s", "flap 15 s"} if available() else {*LINKS})
     kinds = tuple(kind for kind in KINDS if kind in can)
     settings = FaultsBench(
-        trials=len(kinds), seed=97408, at_once=8, only=kinds, timeout_s=6.0
+        trials=len(kinds), seed=5356, at_once=8, only=kinds, timeout_s=6.0
     )
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
@@ -221,25 +375,28 @@ def test_faults_are_named_between_far_hosts_too(
 def test_a_lost_coordinator_and_a_lost_server_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A coordinator is killed, a server stops, and ranks go on without another one."""
+    """A coordinator is killed, a server stops, and ranks go on without a coordinator,
+    or without a host.
+    """
     monkeypatch.setattr(faults_judge, "GRACE_S", 20.0)
     kinds = ("kill", "stop", "exit")
     settings = FaultsBench(
-        trials=len(kinds),
-        seed=126,
-        at_once=3,
+        trials=4,
+        seed=25070,
+        at_once=4,
         only=kinds,
-        ways=("coordinator", "server", "coordinator shrink"),
+        ways=("coordinator", "server", "coordinator shrink", HOSTS_SHRINK),
         timeout_s=6.0,
     )
     struck = {one.way: one for one in accidents_of(settings)}
+    assert len(struck) == 4
     assert struck["server"].victims == (3,)
     for way in ("coordinator", "coordinator shrink"):
         # the coordinator's rank
         assert struck[way].victims == (struck[way].number % 4,)
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
-    assert rows[-1]["trials"] == len(kinds)
+    assert rows[-1]["trials"] == 4
 
 
 def test_a_servers_parameters_are_no_workers() -> None:
@@ -266,10 +423,14 @@ def test_a_server_that_is_cut_off_has_no_more_time_than_another_rank() -> None:
 @pytest.mark.multi
 @pytest.mark.timeout(400)
 def test_ranks_under_local_steps_train_on_without_lost_ones() -> None:
-    """Processes that end anywhere, also before a merge is sent; and one that waits."""
-    kinds = ("kill", "kill owner", "kill two", "pause")
+    """Processes that end anywhere, also before a merge is sent; one that waits, and
+    others that come in or come back.
+    """
+    kinds = ["kill", OWNER, "kill two", "pause", REJOIN, NEWCOMER]
+    if available():
+        kinds.append(HEALED)
     settings = FaultsBench(
-        trials=len(kinds), seed=1, only=kinds, ways=(LOCAL,), timeout_s=20.0
+        trials=len(kinds), seed=1, only=tuple(kinds), ways=(LOCAL,), timeout_s=20.0
     )
     assert {*kinds} < {*LOCAL_KINDS}
     rows, notes = run(settings, lambda fraction, what: None)

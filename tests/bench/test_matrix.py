@@ -1,4 +1,4 @@
-"""``gradwire bench matrix``: right programs are told from wrong ones."""
+"""``scripts.matrix``: right programs are told from wrong ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gradwire_bench.runs.matrix import (
+from scripts.matrix import (
     Cell,
     Matrix,
     ProgramEnd,
     is_wrong,
     judge,
-    markdown,
+    rows,
     run,
 )
 from tests.each import each
@@ -45,7 +45,7 @@ def test_a_program_that_forgets_residuals_is_found() -> None:
 def test_a_plan_overlaps_a_gan_and_refuses_sparse_embeddings() -> None:
     asked = ("gan", "sparse_embeddings")
     found = run(Matrix(only=asked, exchanges=("plan",), seed=3))
-    assert not is_wrong(found), markdown(found)
+    assert not is_wrong(found), rows(found)
     assert found["gan"][1]["plan"].overlapped > 0
     refused = found["sparse_embeddings"][1]["plan"]
     assert refused.verdict == "refused"

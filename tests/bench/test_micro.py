@@ -1,4 +1,4 @@
-"""``bench kernel``, ``batch``, ``partition``: rows are what they say."""
+"""``bench kernel``: rows are what they say."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from gradwire.contract import Compressor
 from gradwire.contract.registry import load, names
 from gradwire.contract.spec import TensorSpec
-from gradwire_bench.micro import batch, kernel, partition
-from gradwire_bench.micro.draws import IndexDraws
+from gradwire_bench.micro import kernel
 from gradwire_bench.micro.kernel_peers import PEERS, peers
 from tests.each import each
 
@@ -69,53 +68,3 @@ def test_a_peer_does_what_the_compressor_does(name: str) -> None:
         torch.testing.assert_close(
             (sum_N, residual_N), (sent_N, left_N), atol=1e-5, rtol=0
         )
-
-
-def test_a_batch_is_timed_beside_a_call_a_tensor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(batch, "MODELS", ("made up",))
-    monkeypatch.setattr(batch, "sizes_of", lambda model: [100, batch.SMALL + 1, 64])
-    rows = batch.measure(made("onebit"), 1, 4)
-    assert [row["num_tensors"] for row in rows] == [3, 2]
-    assert all(
-        float(str(row[key])) > 0
-        for row in rows
-        for key in ("batch_s", "call_a_tensor_s")
-    )
-    assert "num_dense" not in rows[0]
-
-
-# Selection
-
-
-# The partition
-
-DRAWS = IndexDraws(numel=70_000, world=5, density=0.02)
-
-
-def test_a_round_averages_what_the_ranks_have() -> None:
-    rank = partition._Rank(DRAWS)
-    for step in rank.steps().values():
-        step()
-    pool = DRAWS.pool()
-    want_N = torch.zeros(DRAWS.numel)
-    for number in range(DRAWS.world):
-        entries = partition._entries(DRAWS.taken(number, pool), number)
-        want_N[entries.indices_K.long()] += entries.values
-    torch.testing.assert_close(rank.out_N, want_N / DRAWS.world)
-    assert torch.equal(rank.bits, rank.pulled[0].buffer)
-
-
-def test_rows_of_the_partition_are_its_steps_and_their_sum() -> None:
-    rows = partition.measure(DRAWS, 125e6, threads=1, rounds=4)
-    reported = {str(row["name"]): row for row in rows}
-    first, *others = partition.CPU_STEPS
-    assert [*reported] == ["copy", first, "algorithm 1", *others, "zen"]
-    longest_s = max(
-        float(str(reported[name]["kernel_s_q1"])) for name in partition.CPU_STEPS
-    )
-    assert float(str(reported["zen"]["kernel_s"])) >= longest_s > 0
-    # Entries are few: most of what the dense all-reduce sends is saved, but not all.
-    dense_s = 2 * 4 / 5 * 4 * DRAWS.numel / 125e6
-    assert 0.5 * dense_s < float(str(reported["zen"]["saved_s"])) < dense_s

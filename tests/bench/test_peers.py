@@ -1,6 +1,4 @@
-"""Peers of bench train: small packages with the interfaces of DeMo, PowerSGD, GRACE,
-Accelerate.
-"""
+"""Peers of bench train: small packages with the interfaces of DeMo and others."""
 
 from __future__ import annotations
 
@@ -22,7 +20,6 @@ from gradwire_bench.training.training_links import TrainingOnLinks
 
 EMPTY = (
     *("dion/__init__.py", "accelerate/__init__.py", "accelerate/local_sgd.py"),
-    *("grace_dl/__init__.py", "grace_dl/dist/__init__.py", "grace_dl/dist/helper.py"),
     *("torchft/__init__.py", "torchft/local_sgd.py"),
 )
 """Packages that are there, and no more than that."""
@@ -35,44 +32,6 @@ class DeMo(torch.optim.SGD):
     def __init__(self, params, compression_decay=0.999, compression_topk=32,
                  compression_chunk=64, weight_decay=0.0, process_group=None, **kwargs):
         super().__init__(params, **kwargs)
-""",
-    "powersgd/__init__.py": """
-from typing import NamedTuple
-
-SEEN = []
-
-class Config(NamedTuple):
-    rank: int
-    min_compression_rate: float = 2
-    num_iters_per_step: int = 1
-    start_compressing_after_num_steps: int = 100
-
-class PowerSGD:
-    def __init__(self, params, config):
-        self.params, self.config = list(params), config
-
-    def aggregate(self, gradients):
-        SEEN.append([gradient.clone() for gradient in gradients])
-        for gradient in gradients:
-            gradient.mul_(0.5)
-        return [gradient.clone() for gradient in gradients]
-""",
-    "gradient_reducers.py": """
-SEEN = []
-
-class DeftReducer:
-    def __init__(self):
-        raise AssertionError("it draws 134 million numbers")
-
-    def reduce(self, grad_in, grad_out, memory_out):
-        assert (self.n_workers, self.rank, self.device) == (1, 0, "cpu")
-        assert self.compression == 0.01 and self.iteration == -1
-        with self.timer("reduce.flatpack", verbosity=2):
-            print("[Iter 0]")
-        SEEN.append([grad.clone() for grad in grad_in])
-        for i, grad in enumerate(grad_in):
-            grad_out[i], memory_out[i] = 0.25 * grad, 0.75 * grad
-        return 0, 0
 """,
 }
 
@@ -121,28 +80,6 @@ def test_demo_is_the_optimizer(folder: str) -> None:
     assert moved(made, first)
     with pytest.raises(InvalidSetting, match="matrices and vectors"):
         trained("peer-demo", task="convnet")
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "sent"),
-    [("peer-powersgd", "powersgd", 0.5), ("peer-deft", "gradient_reducers", 0.25)],
-)
-def test_what_a_peer_leaves_comes_back_in_the_next_step(
-    name: str, module: str, sent: float, folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made, _ = trained(name, 2, "convnet")
-    first, second = sys.modules[module].SEEN
-    for whole, param in zip(second, made.plain.parameters(), strict=True):
-        assert torch.equal(param.grad, sent * whole)  # type: ignore[arg-type]
-    once, _ = trained(name, 1, "convnet")
-    batch = once.task.batch(1, 0, 1)
-    once.optimizer.zero_grad()
-    once.task.loss(once.model, *batch).backward()  # type: ignore[no-untyped-call]
-    for whole, before, param in zip(
-        second, first, once.plain.parameters(), strict=True
-    ):
-        torch.testing.assert_close(whole, (1 - sent) * before + param.grad)
-    assert capsys.readouterr().out == ""
 
 
 def test_peers_that_are_not_there_are_named(

@@ -37,12 +37,10 @@ def test_draws_are_what_is_asked_for(overlap: float, skew: float, run_: int) -> 
 
 @pytest.mark.slow
 def test_every_scheme_runs_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few elements that most parts are empty, in two messages: gloo carries nothing,
-    too.
-    """
+    """So few elements that most parts are empty: gloo carries nothing, too."""
     fork_ranks(monkeypatch, sparse)
     draws = IndexDraws(numel=601, world=3, density=0.006, overlap=1.0, skew=3.0)
-    bench = SparseBench(draws=draws, repeats=1, pieces=2)
+    bench = SparseBench(draws=draws, repeats=1)
     rows = {str(row["name"]): row for row in run(bench, lambda done, what: None)}
     assert list(rows) == ["dense", *SCHEMES, *OWN]
     for name in SCHEMES:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
@@ -28,6 +27,7 @@ from gradwire.exchange.without_data import wire_bytes
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.compress.hardthreshold import hardthreshold
 from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.laws.inputs import profile_of

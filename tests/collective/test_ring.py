@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 import gradwire as gw
-from gradwire.collective.casync_ring import casync_ring, staggered
 from gradwire.compress.none import none
 from gradwire.contract.verbs import Compute, Recv, Send, Steps, rewritten
 from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from gradwire.exchange.without_data import wire_bytes
+from gradwire_lab.collective.casync_ring import casync_ring, staggered
 from tests.each import each
 
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress.dgc import dgc
 from gradwire.contract.registry import load, names
 from gradwire.errors import InvalidSetting
+from gradwire_lab.compress.dgc import dgc
 from gradwire_lab.compress.graddrop import graddrop
 from gradwire_lab.compress.sparseloco import CHUNK, sparseloco
 from tests.each import each

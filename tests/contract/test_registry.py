@@ -221,5 +221,5 @@ def test_an_entry_point_of_nothing_is_named_and_left_out(
         EntryPoint("bad", "gradwire.contract.registry", "gradwire.planners")
     )
     with caplog.at_level(logging.WARNING, "gradwire"):
-        assert "usbyte" in names("planner")
+        assert "mgwfbp" in names("planner")
     assert "registry is not a package" in caplog.text

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.compress.dgc import dgc
 from gradwire.contract import Layout
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import GradwireError, InvalidSetting
 from gradwire_lab.compress.adacomp import adacomp
+from gradwire_lab.compress.dgc import dgc
 from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.compress.terngrad import terngrad
 from gradwire_lab.compress.threelc import threelc

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.steps.travel import sent_bytes
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.without_data import expected_bytes, record, wire_bytes
+from gradwire_lab.collective.casync_ring import casync_ring
 from tests.each import each
 from tests.run import Run
 

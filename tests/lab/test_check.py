@@ -13,6 +13,7 @@ import pytest
 
 import gradwire as gw
 from gradwire.planning.planner.wfbp import wfbp
+from gradwire_lab.cli._own import module_of
 from gradwire_lab.laws import (
     collectives,
     compressors,
@@ -161,3 +162,14 @@ def test_a_users_mistake_is_code_2(
     ended = gradwire("check", *words)
     assert ended.code == 2
     assert message in ended.err
+
+
+def test_a_file_with_the_name_of_a_module_does_not_replace_it(tmp_path: Path) -> None:
+    """The user's file is read, and Python's own module stays."""
+    import colorsys
+    import sys
+
+    path = tmp_path / f"{colorsys.__name__}.py"
+    path.write_text("mine = True\n", encoding="utf-8")
+    assert module_of(path).mine
+    assert sys.modules["colorsys"] is colorsys

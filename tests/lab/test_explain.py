@@ -12,10 +12,10 @@ from gradwire.contract.registry import load, names
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Chunk, Plan, PlannedMessage
-from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.usbyte import usbyte
 from gradwire_lab.planning.account import Account, Wait
 from gradwire_lab.planning.explain import alternatives, explain
 from tests.planning.profiles import (

@@ -12,10 +12,10 @@ from gradwire.contract.registry import names
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
-from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.bytescheduler import bytescheduler
+from gradwire_lab.planner.usbyte import usbyte
 from tests.cli.conftest import Ended
 from tests.each import each
 

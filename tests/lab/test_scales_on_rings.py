@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Compressor
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.errors import LawBroken

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.compress.dgc import dgc
 from gradwire.compress.onebit import onebit
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import servers_of
@@ -28,6 +27,7 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.clock import Demand
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.compress.dgc import dgc
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.secopa import secopa
 from gradwire_lab.planning.all_ranks import all_ranks

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from gradwire.planning.planner.usbyte import usbyte
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.usbyte import usbyte
 from gradwire_lab.planner.usbyte_extended import usbyte_extended
 from tests.each import each
 from tests.planning.profiles import (

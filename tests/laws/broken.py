@@ -11,14 +11,14 @@ import torch
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.allreduce import allreduce
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
-from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.collective.casync_ring import casync_ring
+from gradwire_lab.compress.dgc import dgc
 from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws import ahead as on_ahead

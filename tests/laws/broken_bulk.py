@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from gradwire.exchange.bulk import (
+from gradwire.planning.data.plan import Bulk
+from gradwire_lab.exchange.bulk import (
     Batch,
     Coordinator,
     Endpoint,
     LinkTransfer,
     ReadyReport,
 )
-from gradwire.planning.data.plan import Bulk
 from tests.laws import bulk_laws as laws
 from tests.laws.bulk_laws import Conditions
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gradwire.collective.allreduce import Summing
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Compressor, Member, State
 from gradwire.contract.collective import Collective, Needs
 from gradwire.contract.payload import Format, Payload
@@ -27,6 +26,7 @@ from gradwire.contract.verbs import (
     Send,
     Steps,
 )
+from gradwire_lab.collective.casync_ring import casync_ring
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,13 @@ from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.onebit import onebit
-from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Layout, State, Traits
 from gradwire.contract.collective import Collective
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.pair import Pair
+from gradwire_lab.compress.selective import selective
 
 
 class Hoard(NamedTuple):

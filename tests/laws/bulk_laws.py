@@ -20,26 +20,26 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.none import none
 from gradwire.compress.nonzero import nonzero
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange, Member
 from gradwire.contract.verbs import Compute, Send
-from gradwire.exchange.bulk import (
+from gradwire.exchange.error_feedback import with_error_feedback
+from gradwire.exchange.local import drive
+from gradwire.exchange.natural import with_natural_sparsity
+from gradwire.exchange.pair import pair
+from gradwire.exchange.sends import as_sends
+from gradwire.planning.data.plan import Bulk
+from gradwire_lab.collective.casync_ring import casync_ring
+from gradwire_lab.exchange.bulk import (
     Batch,
     Coordinator,
     Endpoint,
     LinkTransfer,
     ReadyReport,
-    as_sends,
 )
-from gradwire.exchange.error_feedback import with_error_feedback
-from gradwire.exchange.local import drive
-from gradwire.exchange.natural import with_natural_sparsity
-from gradwire.exchange.pair import pair
-from gradwire.planning.data.plan import Bulk
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits
 from papers.hipress.slots import Slots

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 
-from gradwire.planning.price import TIE
+from gradwire.exchange.sparse_schemes import TIE
 from gradwire_lab.planning.sparse_fusion import Arrival, SparseCost
 
 Groups = list[list[Arrival]]

@@ -17,12 +17,12 @@ from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import Chooser, ErrorFeedback, Wrapper, residuals
 from gradwire.exchange.natural import Natural
 from gradwire.exchange.two_level import TwoLevel
-from gradwire.exchange.warmup import Warmup
 from gradwire_lab.exchange.adapt import Adapted
 from gradwire_lab.exchange.clipping import Clipping
 from gradwire_lab.exchange.density_warmup import DensityWarmup
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire_lab.exchange.momentum import DecoupledMomentum, MomentumCorrection
+from gradwire_lab.exchange.warmup import Warmup
 from gradwire_lab.laws.cases import Case, states_of
 from gradwire_lab.laws.tolerance import must
 from tests.each import each

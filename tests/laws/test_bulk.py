@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.exchange.bulk import LinkTransfer, packed_rows, unpacked_rows
+from gradwire_lab.exchange.bulk import LinkTransfer, packed_rows, unpacked_rows
 from tests.each import each
 from tests.laws.broken_bulk import BITES
 from tests.laws.bulk_laws import LAWS, Conditions

@@ -11,7 +11,6 @@ import torch
 
 from gradwire.collective.steps.travel import members
 from gradwire.compress.powersgd import powersgd
-from gradwire.compress.selective import selective
 from gradwire.contract import Exchange
 from gradwire.contract.verbs import (
     AllToAll,
@@ -31,6 +30,7 @@ from gradwire.runtime.transport import checksums
 from gradwire.runtime.transport.checksums import Seals, pairwise
 from gradwire.runtime.transport.wire import RankGroup
 from gradwire_bench.faults.striking import flip
+from gradwire_lab.compress.selective import selective
 from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits

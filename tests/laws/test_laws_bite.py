@@ -65,8 +65,9 @@ def rejected(by: Callable[..., None]) -> Iterator[None]:
 
 @each("law, codec", broken.COMPRESSOR_BITES, ids=_ids(broken.COMPRESSOR_BITES))
 def test_compressor_law_bites(law: Callable[..., None], codec: Any) -> None:
+    """The longest gradients first, which show nearly all."""
     with rejected(by=law):
-        for grad_N in panel():
+        for grad_N in panel()[::-1]:
             law(codec, grad_N)
 
 

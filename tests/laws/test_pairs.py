@@ -14,15 +14,15 @@ import pytest
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.steps.chunks import Chunks
-from gradwire.compress.dgc import dgc
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.contract.registry import examples
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.pair import Pair, pair
+from gradwire_lab.collective.casync_ring import casync_ring
+from gradwire_lab.compress.dgc import dgc
 from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.laws.bounded import law_means_follow_the_dense_mean
 from gradwire_lab.laws.cases import Case
@@ -35,6 +35,7 @@ from tests.laws.cases import (
     compressors,
     full_name_of,
     kind_of,
+    of_library,
     own_exchanges,
     places_of_each_path,
     share_of,
@@ -101,8 +102,14 @@ SLOW = [
 ]
 
 
+PATHS = [
+    place if of_library(EVERY[place]) else pytest.param(place, marks=pytest.mark.slow)
+    for place in sorted(SOME)
+]
+
+
 @pytest.mark.parametrize(
-    "place", [*sorted(SOME), *SLOW], ids=lambda at: full_name_of(EVERY[at])
+    "place", [*PATHS, *SLOW], ids=lambda at: full_name_of(EVERY[at])
 )
 def test_means_of_twelve_steps_follow_the_dense_mean(place: int) -> None:
     law_means_follow_the_dense_mean(EVERY[place], LARGE[place % len(LARGE)])

@@ -16,7 +16,8 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.pair import pair
 from gradwire.exchange.two_level import on_hosts
 from gradwire_lab.errors import LawBroken
-from gradwire_lab.laws.roundings import IN_ROUNDS, LAWS, UP_TO_128_RANKS
+from gradwire_lab.laws.cases import Case
+from gradwire_lab.laws.roundings import LAWS, UP_TO_128_RANKS
 from tests.each import each
 from tests.laws.broken_collectives import sums_in_16_bits
 from tests.laws.cases import name_of
@@ -28,6 +29,8 @@ CODECS = (none(), cast16(), cast16(dtype=torch.float16))
 
 *UP_TO_33, OF_128 = UP_TO_128_RANKS
 """128 ranks take seconds in one process."""
+IN_ROUNDS = Case(world=3, numel=13_001, seed=3)
+"""Chunks so large that ``allreduce`` sends them to one rank after another."""
 
 
 @each("codec", CODECS, ids=name_of)

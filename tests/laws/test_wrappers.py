@@ -15,11 +15,11 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.natural import Natural
-from gradwire.exchange.warmup import Warmup
 from gradwire_lab.exchange.adapt import Adapted
 from gradwire_lab.exchange.clipping import norm
 from gradwire_lab.exchange.measured_scheme import MeasuredScheme
 from gradwire_lab.exchange.momentum import MomentumCorrection
+from gradwire_lab.exchange.warmup import Warmup
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import FEW, Case
 from gradwire_lab.laws.subjects import FEW_LONG
@@ -172,6 +172,7 @@ ADAPTED = tuple(
 ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 
+@pytest.mark.slow
 @SHARES
 @by_law(ADAPTED_LAWS)
 def test_adapted_exchanges_keep_every_law(

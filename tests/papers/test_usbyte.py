@@ -11,11 +11,12 @@ from hypothesis import given
 from gradwire.planning.buckets import buckets
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.usbyte import usbyte
-from gradwire.planning.planner.usbyte.phases import Instance
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of as drawn
+from gradwire_lab.planner.usbyte import usbyte
+from gradwire_lab.planning.blocks import block_starts
+from gradwire_lab.planning.phases import Instance
 from papers.usbyte import energy, energy_rank, lines, losses, overhead
 from papers.usbyte.order import SecondPhase
 from papers.usbyte.printed import AsPrinted, plan_as_printed
@@ -126,7 +127,7 @@ def test_even_cuts_hold_every_element_once() -> None:
     for place, bucket in enumerate(cut):
         own = [(start, stop) for number, start, stop in parts if number == place]
         assert own[0][0] == 0
-        assert own[-1][1] == bucket.numel
+        assert own[-1][1] == block_starts(bucket, 1).stop
         assert [stop for _, stop in own[:-1]] == [start for start, _ in own[1:]]
 
 

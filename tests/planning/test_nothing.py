@@ -7,13 +7,15 @@ from __future__ import annotations
 import math
 from itertools import product
 
+import pytest
+
 from gradwire.contract.registry import names
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.planner.usbyte import usbyte
 from gradwire_bench.cli.simulate import ModelOnCluster
 from gradwire_lab.cli.plan import message_rows
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.usbyte import usbyte
 from gradwire_lab.planning.explain import alternatives, explain
 from gradwire_lab.planning.sparse_fusion import NOTHING
 from tests.each import each
@@ -55,6 +57,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @each("on, at", sorted(PLACES))
 def test_plans_of_all_planners_are_explained_side_by_side(on: str, at: str) -> None:
     profile, cluster = PROFILES[on], CLUSTERS[at]

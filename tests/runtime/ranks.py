@@ -31,22 +31,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from tests.runtime.server import PRELOADED
+
 Body = Callable[..., Any]
 """Runs on every rank as ``body(rank, world, *args)``; importable, and so is what it
 returns.
-"""
-
-# Connections that break on purpose would fill pages with C++ stacks.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-PRELOADED = [
-    *("pytest", "torch", "torch._dynamo", "gradwire.runtime.attach", __name__),
-    *("tests.runtime.training", "tests.runtime.meshes", "tests.runtime.plans"),
-    *("gradwire.runtime.survive.rejoin", "gradwire.runtime.survive.shrink"),
-    *("gradwire.runtime.state.joint_call", "torch._dynamo.repro.after_dynamo"),
-]
-"""What every rank would import otherwise; torch loads _dynamo at the first optimizer,
-in 1.5 s, and what is named last at the first ``torch.compile``.
 """
 
 GRACE_S = 20.0
@@ -87,12 +76,6 @@ class Outcome(NamedTuple):
     value: Any
     error: str | None
     exit_code: int | None
-
-
-def _context() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
 
 
 class Ranks:
@@ -181,7 +164,8 @@ class Ranks:
     def start(self) -> None:
         """Starts the processes and joins them."""
         self._folder = TemporaryDirectory(prefix="ranks-")
-        context = _context()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         for rank in range(self.world):
             here, there = context.Pipe()
             self._ends.append(here)

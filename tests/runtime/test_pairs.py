@@ -33,12 +33,13 @@ from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.pairs import FEATURES, REFUSED, Feature, RefusedPair
 from gradwire.runtime.settings import sparse_weights, trained
 from gradwire.runtime.step.refusals import sole_ddp
-from gradwire_bench.runs.pairs import (
+from scripts.matrix_page import (
     ALL,
-    MARKS,
+    PAGE,
+    PAIRS,
     SHOWN,
-    markdown,
     pairs,
+    pairs_table,
     refusal_of,
     together,
 )
@@ -48,7 +49,6 @@ from tests.runtime.meshes import HAS_REDUCE_SCATTER, device_mesh, mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import digest, everything
 
-PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 STEPS = 2
 
 
@@ -353,8 +353,8 @@ def test_every_pair_is_in_the_table() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    begin, end = MARKS
-    assert f"{begin}\n{markdown()}\n{end}" in PAGE.read_text(encoding="utf-8")
+    begin, end = PAIRS
+    assert f"{begin}\n{pairs_table()}\n{end}" in PAGE.read_text(encoding="utf-8")
     assert (
         f"tests/runtime/{Path(__file__).name}::{test_what_goes_together.__name__}"
         == SHOWN

@@ -14,7 +14,6 @@ from torch.amp import GradScaler
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradwire as gw
-from gradwire.compress.selective import selective
 from gradwire.errors import InvalidSetting, RankFailed
 from gradwire.exchange.error_feedback import tensor_encoder
 from gradwire.exchange.planned import exchanges_of, planned_spec
@@ -22,6 +21,7 @@ from gradwire.planning.data.check import check
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.step.messages import Message
+from gradwire_lab.compress.selective import selective
 from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
 from tests.each import each, few
 from tests.runtime import plans
@@ -546,6 +546,7 @@ def by_variant(rank: int, world: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_variant_of_ssfusion_is_carried_out(two: Ranks) -> None:
     for bits in two.run(by_variant):
         planned, plain = bits[::2], bits[1::2]

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .allgather_sparse import allgather_sparse as allgather_sparse
     from .allreduce import allreduce as allreduce
     from .casync_ps import casync_ps as casync_ps
-    from .casync_ring import casync_ring as casync_ring
     from .ring import ring as ring
     from .zen import zen as zen
 

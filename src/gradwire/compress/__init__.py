@@ -10,14 +10,12 @@ from ..contract.registry import make_registry
 
 if TYPE_CHECKING:
     from .cast16 import cast16 as cast16
-    from .dgc import dgc as dgc
     from .fp8 import fp8 as fp8
     from .int8 import int8 as int8
     from .none import none as none
     from .nonzero import nonzero as nonzero
     from .onebit import onebit as onebit
     from .powersgd import powersgd as powersgd
-    from .selective import selective as selective
     from .topk import topk as topk
     from .uniform import uniform as uniform
 

@@ -1,6 +1,6 @@
 """The tensors in a state: their paths, by which saved state is found again."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +28,12 @@ def with_tensors(state: State, tensors: Iterator[Tensor]) -> State:
     """The same state with other tensors, which come in the order of its ``leaves``."""
     if isinstance(state, Tensor):
         return next(tensors)
+    return rebuilt(state, lambda part: with_tensors(part, tensors))
+
+
+def rebuilt(state: State, changed: Callable[[State], State]) -> State:
+    """The same state, ``changed`` in each of its parts, if it has any."""
     if not isinstance(state, tuple):
         return state
-    parts = [with_tensors(part, tensors) for part in state]
+    parts = map(changed, state)
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)

@@ -47,6 +47,11 @@ class Among(Enum):
     # Enum's own is Python, and each verb is looked up by it several times.
     __hash__ = object.__hash__
 
+    @property
+    def ending(self) -> str:
+        """The end of the name of a communication among these ranks."""
+        return "" if self is Among.RANKS else f" among {self.value}"
+
 
 @dataclass(frozen=True, slots=True)
 class Send:

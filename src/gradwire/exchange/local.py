@@ -145,10 +145,8 @@ class _Driver:
         while self.pending:
             ready = self._ready()
             if not ready:
-                raise Deadlock(self._report())
+                raise self._deadlock()
             self._carry_out(self.rng.choice(ready))
-        if stuck := [i for i, rank in enumerate(self.ranks) if not rank.done]:
-            raise Deadlock(f"ranks {stuck} yielded nothing to wait for")
 
     def _resume(self, index: int, value: Any) -> None:
         rank = self.ranks[index]
@@ -236,12 +234,9 @@ class _Driver:
                     p.rank, rank.values[0] if rank.single else tuple(rank.values)
                 )
 
-    def _report(self) -> str:
-        lines = [f"rank {p.rank} waits in {_describe(p.verb)}" for p in self.pending]
-        ended = [str(i) for i, rank in enumerate(self.ranks) if rank.done]
-        if ended:
-            lines.append(f"already ended: rank {', '.join(ended)}")
-        return "deadlock: " + "; ".join(lines)
+    def _deadlock(self) -> Deadlock:
+        waiting = (f"rank {p.rank} waits in {_describe(p.verb)}" for p in self.pending)
+        return Deadlock.of(waiting, [i for i, r in enumerate(self.ranks) if r.done])
 
 
 def _describe(verb: Verb) -> str:
@@ -252,8 +247,7 @@ def _describe(verb: Verb) -> str:
         ends += f" to rank {verb.dst}"
     elif isinstance(verb, Recv):
         ends += f" from rank {verb.src}"
-    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
-    return f"{type(verb).__name__}({ends}{among})"
+    return f"{type(verb).__name__}({ends}{verb.among.ending})"
 
 
 def _transfer(send: _Pending, recv: _Pending) -> None:

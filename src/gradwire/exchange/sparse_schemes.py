@@ -257,17 +257,15 @@ def fastest_scheme(
         prediction._replace(latency_s=at.within_s + prediction.latency_s)
         for prediction in every
     ]
-    least_s = min(prediction.seconds for prediction in predictions)
+    ranked = sorted(predictions, key=lambda prediction: prediction.seconds)
+    least_s = ranked[0].seconds
     best = next(
         prediction
         for prediction in predictions
         if prediction.seconds <= least_s * (1 + TIE)
     )
-    others = sorted(
-        (prediction for prediction in predictions if prediction is not best),
-        key=lambda prediction: prediction.seconds,
-    )
-    return SchemeChoice(best.scheme, (best, *others))
+    ranked.remove(best)
+    return SchemeChoice(best.scheme, (best, *ranked))
 
 
 def counted(

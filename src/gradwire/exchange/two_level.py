@@ -43,7 +43,7 @@ from ..collective.steps.shares import Shapes, Shares, shares_of
 from ..contract import Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
-from ..contract.state import leaves
+from ..contract.state import leaves, rebuilt
 from ..contract.verbs import (
     AllGather,
     AllToAll,
@@ -81,10 +81,7 @@ def without_hosts(state: State) -> State:
     """A state as if each rank were a host, with the inner state for hosts'."""
     if isinstance(state, HostState):
         return state.inner
-    if not isinstance(state, tuple):
-        return state
-    parts = map(without_hosts, state)
-    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return rebuilt(state, without_hosts)
 
 
 @dataclass(frozen=True)

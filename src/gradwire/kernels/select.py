@@ -17,6 +17,7 @@ import torch
 
 from ..errors import InvalidSetting, invalid
 from .libraries import BITS, INT32_MAX, check_floating, check_vector, loader
+from .sparse.entries import as_units
 
 _load_scatter = loader("scatter")
 _load_select = loader("select")
@@ -106,13 +107,9 @@ def scatter_add(
         outside = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
         bad = int(outside[0]) if outside.numel() else -1
         if bad < 0:
-            missing = num_units * width - out_N.numel()
-            units = torch.cat([out_N, out_N.new_zeros(missing)]) if missing else out_N
-            units.view(-1, width).index_add_(
-                0, indices_K, (values * scale).view(-1, width)
-            )
-            if missing:
-                out_N.copy_(units[: out_N.numel()])
+            units_Uw = as_units(out_N, width)
+            units_Uw.index_add_(0, indices_K, (values * scale).view(-1, width))
+            out_N.copy_(units_Uw.view(-1)[: out_N.numel()])
     else:
         bad = library.gw_scatter_add(
             indices_K, values, num_entries, out_N, out_N.numel(), width, scale

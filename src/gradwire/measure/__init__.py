@@ -1,5 +1,5 @@
 """Measuring a model (layers), a cluster (links) and compressors (codecs).
 
-``gw.profile``, ``gradwire profile`` and ``auto`` call it. An engine is handed in where
-ranks measure together. It knows no planner.
+``gw.profile`` and ``auto`` call it, and gradwire-bench's command ``gradwire profile``.
+An engine is handed in where ranks measure together. It knows no planner.
 """

@@ -1,13 +1,10 @@
-"""The group that ranks measure in, and how they tell of their progress."""
+"""The group that ranks measure in."""
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
-
-Report = Callable[[float, str], None]
-"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
 
 
 @contextmanager

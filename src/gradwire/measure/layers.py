@@ -525,6 +525,11 @@ def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
     )
 
 
+def today() -> str:
+    """The date by which figures say when they were measured."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
 def _source(devices: set[torch.device], iterations: int) -> str:
     named = sorted(
         torch.cuda.get_device_name(device)
@@ -532,10 +537,9 @@ def _source(devices: set[torch.device], iterations: int) -> str:
         else f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
         for device in devices
     )
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
-        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: medians "
-        f"of {iterations} steps, scaled to those of steps without hooks"
+        f"measured on {', '.join(named)}, {today()}, torch {torch.__version__}: "
+        f"medians of {iterations} steps, scaled to those of steps without hooks"
     )
 
 
@@ -626,11 +630,10 @@ class LayerWatch(LayerEvents):
         steps = [
             charged(_in_buckets(step.events, buckets), seen) for step in self._steps
         ]
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return Profile(
             model=type(self._model).__name__,
             source=f"measured in {len(steps)} dense steps of the training itself, "
-            f"{today}",
+            f"{today()}",
             batch_size=self.batch_size or 1,
             layers=layers_of(seen, steps, steps),
         )

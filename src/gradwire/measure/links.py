@@ -61,13 +61,9 @@ from ..planning.data.fit import LineFit, fit_line
 from ..planning.data.stored import Stored
 from ..runtime.engine.engine import CONTROL, Engine, figures_of_all
 from ..runtime.engine.plain import announced_by
-from ..runtime.liveness.membership import join
 from ..runtime.transport.wire import Group
-from .codecs import SIZES as CODEC_SIZES
-from .codecs import measure_codecs
-from .group import Report, launched_group
-from .layers import device_waiter, no_progress
-from .step import step_line
+from .group import launched_group
+from .layers import device_waiter, no_progress, today
 
 Figures = TypeVar("Figures", bound=Stored)
 
@@ -552,54 +548,11 @@ def _verbs(*verbs: Verb) -> Steps[None]:
 
 
 def _source(where: str) -> str:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
         f"measured on {where} ({platform.machine()}, {torch.get_num_threads()} "
-        "threads each), "
-        f"{today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
+        f"threads each), {today()}, torch {torch.__version__}, gloo: messages through "
+        "gradwire's runtime"
     )
-
-
-# ---- the ranks of a process group ----------------------------------------------------
-
-
-def measure_group_links(
-    report: Report,
-    *,
-    compressors: Sequence[str] = (),
-    rate_bytes_per_s: float | None = None,
-    sizes_bytes: Sequence[int] = SIZES_BYTES,
-    budget_s: float = BUDGET_S,
-) -> Cluster:
-    """Measures verbs, then codecs, of the default group's ranks, which all call this.
-
-    ``rate_bytes_per_s`` is the links' rate where it is known. Codecs are measured on
-    all ranks at once: in a step all of them encode at the same time.
-    """
-    total = len(VERBS) * len(sizes_bytes) + len(compressors) * len(CODEC_SIZES)
-    done = 0.0
-
-    def advance(amount: float, note: str) -> None:
-        nonlocal done
-        done += amount
-        report(min(done / total, 1.0), note)
-
-    who = join(None)
-    codecs = measure_codecs(compressors, world=who.world, advance=advance)
-    engine = Engine(who, num_channels=2, timeout=LIMIT, on_span=lambda span: None)
-    try:
-        cluster = measure_cluster(
-            engine,
-            rate_bytes_per_s=rate_bytes_per_s,
-            sizes_bytes=sizes_bytes,
-            budget_s=budget_s,
-            codecs=codecs,
-            advance=advance,
-        )
-        step = step_line(partial(figures_of_all, engine), cluster)
-        return cluster.model_copy(update={"step": step})
-    finally:
-        engine.close()
 
 
 # ---- torch's own all-reduce ----------------------------------------------------------

@@ -37,7 +37,7 @@ from ._planning import Chosen, Proposal
 class by_planner(Pilot):
     """Measures while the model trains, then plans by one planner and keeps to its plan.
 
-    ``gw.attach(model, "usbyte")`` uses the planner's defaults.
+    ``gw.attach(model, "mgwfbp")`` uses the planner's defaults.
 
     Args:
         planner: The planner's name (``gradwire list planner`` shows all). It has to be
@@ -51,8 +51,8 @@ class by_planner(Pilot):
         InvalidSetting: A value is out of range, or the planner needs what is not
             measured here.
 
-    >>> by_planner("usbyte", basic_partition_bytes=4096)
-    by_planner('usbyte', measured_steps=6, basic_partition_bytes=4096)
+    >>> by_planner("ddp", bucket_bytes=4096)
+    by_planner('ddp', measured_steps=6, bucket_bytes=4096)
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Buckets: gradients of one dtype laid end to end, which planners cut and merge."""
+"""Buckets: gradients of one dtype laid end to end, which planners merge."""
 
 from dataclasses import dataclass
 
@@ -25,33 +25,8 @@ class Bucket:
         return self.tensors[0].dtype
 
     @property
-    def numel(self) -> int:
-        return sum(tensor.numel for tensor in self.tensors)
-
-    @property
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.tensors)
-
-    @property
-    def item_bytes(self) -> int:
-        return self.tensors[0].size_bytes // self.tensors[0].numel
-
-    def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
-        """Elements ``start:stop`` of the whole bucket, as chunks of its tensors."""
-        stop = self.numel if stop is None else stop
-        cut = []
-        offset = 0
-        for tensor in self.tensors:
-            first = max(start - offset, 0)
-            last = min(stop - offset, tensor.numel)
-            if first < last:
-                cut.append(Chunk(tensor=tensor.name, start=first, stop=last))
-            offset += tensor.numel
-        return tuple(cut)
-
-    def block_numel(self, block_bytes: int) -> int:
-        """Elements in a block of at most ``block_bytes``, and at least one."""
-        return max(1, block_bytes // self.item_bytes)
 
 
 def buckets(profile: Profile) -> list[Bucket]:
@@ -69,7 +44,11 @@ def buckets(profile: Profile) -> list[Bucket]:
 def whole_buckets(*fused: Bucket) -> PlannedMessage:
     """One message of several whole buckets."""
     return PlannedMessage(
-        chunks=tuple(chunk for bucket in fused for chunk in bucket.chunks())
+        chunks=tuple(
+            Chunk(tensor=tensor.name, start=0, stop=tensor.numel)
+            for bucket in fused
+            for tensor in bucket.tensors
+        )
     )
 
 

@@ -26,7 +26,7 @@ def with_settings(planner: str | Planner, **settings: Any) -> Planner:
     )
     if not callable(function):
         raise invalid(
-            "planner", planner, "a planner's name or a function", "write 'usbyte'"
+            "planner", planner, "a planner's name or a function", "write 'auto'"
         )
     known = settings_of(function)
     for name in settings:
@@ -55,7 +55,7 @@ def settings_of(planner: Planner) -> list[str] | None:
             "planner",
             name_of(planner),
             "a planner's name, or a function (profile, cluster, *, settings)",
-            "write 'usbyte'",
+            "write 'auto'",
         ) from None
     parameters = signature.parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from operator import itemgetter
 
+from ..exchange.sparse_schemes import TIE
 from .data.cluster import Cluster
 from .data.plan import Plan
 from .data.profile import Profile
@@ -12,10 +13,6 @@ from .simulation.clock import run_on_clock
 def iteration_s(plan: Plan, profile: Profile, cluster: Cluster) -> float:
     """Seconds of one iteration: ``simulate(...).iteration_s``, to the last bit."""
     return run_on_clock(plan, profile, cluster).iteration_s
-
-
-TIE = 0.005
-"""Predictions that lie closer together than this share of them are one prediction."""
 
 
 def fewest_messages(priced: Iterable[tuple[float, Plan]], within: float = TIE) -> Plan:

@@ -297,9 +297,6 @@ for _name in (
         refuse(
             _name, _way, f"left out under {_way}, which has no use of it", remedy=_OUT
         )
-for _name in (Feature.ON_FAILURE, Feature.REJOIN):
-    _why = f"left out under {Feature.REDUCE_SCATTER}, which has no use of it"
-    refuse(_name, Feature.REDUCE_SCATTER, _why, remedy=_OUT)
 refuse(
     Feature.ON_FAILURE,
     Feature.LOCK_STEP,
@@ -307,6 +304,8 @@ refuse(
     remedy="pass quorum= too, with which the others train on",
 )
 for _name in (
+    Feature.ON_FAILURE,
+    Feature.REJOIN,
     Feature.BUCKET_CAP,
     Feature.NUM_CHANNELS,
     Feature.TRACE_STEPS,
@@ -373,13 +372,6 @@ refuse(
     Feature.DDP_COLLECTIVES,
     "'end' beside a DDP model with {second}, by which DDP itself waits for lost ranks",
     remedy="make it without, or attach its module",
-)
-refuse(
-    Feature.ON_FAILURE,
-    Feature.DTENSORS,
-    "'end' beside sharded layers (FSDP, HSDP), whose ranks wait for a lost one in "
-    "FSDP's own collectives",
-    remedy=_RESTART,
 )
 refuse(
     Feature.ON_FAILURE,

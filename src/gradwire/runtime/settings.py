@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import wraps
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -27,7 +26,13 @@ from ..contract.bounds import check_whole
 from ..contract.compressor import KeywordSettings
 from ..contract.registry import KINDS, load, names
 from ..contract.spec import DTYPE_NAMES, DTYPES, NamedParam
-from ..errors import InvalidSetting, UnknownName, invalid, with_brackets
+from ..errors import (
+    InvalidSetting,
+    UnknownName,
+    invalid,
+    names_checked,
+    with_brackets,
+)
 from ..exchange.by_name import exchange_for, servers_of
 from ..planning.default_fusion import DEFAULT_CHANNELS, matrices
 from .engine.backends import BACKENDS
@@ -154,13 +159,9 @@ def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     similar argument or field.
     """
     fields = [name for kind in BOTH.values() for name in kind.__dataclass_fields__]
-    known = [*signature(function).parameters, *fields]
 
     @wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        for name in kwargs:
-            if name not in known:
-                raise UnknownName(f"argument of {function.__name__}", name, known)
         for keyword, kind in BOTH.items():
             for name in kwargs.keys() & kind.__dataclass_fields__:
                 raise InvalidSetting(
@@ -170,7 +171,7 @@ def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
                 )
         return function(*args, **kwargs)
 
-    return checked
+    return names_checked(checked, fields)
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,11 @@ class Settings:
     def fields(self) -> dict[str, Any]:
         """The fields of the options and of the failure policy."""
         return {**vars(self.options), **vars(self.failure)}
+
+    @property
+    def survives(self) -> bool:
+        """Whether ranks go on without lost ranks."""
+        return getattr(self.failure, "on_failure", "") == "shrink"
 
     @property
     def patience(self) -> timedelta:

@@ -1,4 +1,4 @@
-"""A rank program: an attach and a step whose payloads take many times the time-out."""
+"""A rank program: an attach and a step whose payloads take longer than the time-out."""
 
 from __future__ import annotations
 

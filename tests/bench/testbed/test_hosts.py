@@ -20,6 +20,7 @@ from gradwire_bench.testbed import hosts as hosts_module
 from gradwire_bench.testbed import netns
 from gradwire_bench.testbed.counters import InterfaceCounters
 from gradwire_bench.testbed.hosts import (
+    HostLinks,
     Hosts,
     Testbed,
     available,
@@ -83,7 +84,7 @@ def test_the_rate_limits_and_is_reached_and_the_counters_count(
     first_rate = RATE if num_senders == 1 else 10 * RATE
     with shaped_hosts(replace(settings, rate_bytes_per_s=first_rate)) as hosts:
         if first_rate != RATE:
-            hosts.change_rate(settings)
+            HostLinks(hosts, settings).mend()
         took_s, words, added = transfer(hosts, size_bytes)
         of_all = hosts.read_counters()[0]
         shaped = shapers(hosts)
@@ -110,7 +111,9 @@ def test_ranks_of_one_host_do_not_use_its_link() -> None:
     with shaped_hosts(settings) as hosts:
         _, _, (receiver, sender) = transfer(hosts, 400_000)
     assert 800_000 < receiver.rx_bytes <= sender.tx_bytes < 1_000_000
-    with pytest.raises(InvalidSetting, match="ranks_per_host must be between 1 and 64"):
+    with pytest.raises(
+        InvalidSetting, match="ranks_per_host must be a whole number, 1 to 64"
+    ):
         Testbed(ranks_per_host=0)
 
 

@@ -100,10 +100,10 @@ def test_a_payload_may_take_longer_than_the_time_out(
 
 @pytest.mark.slow
 @pytest.mark.multi
-def test_no_rank_is_lost_while_payloads_take_many_times_the_time_out() -> None:
+def test_no_rank_is_lost_while_payloads_take_longer_than_the_time_out() -> None:
     """The first parameters and a step at 10 Mbit/s, under "shrink"."""
     rate_bytes_per_s = 1.25e6
-    size_bytes = int(4 * LIMIT_S * rate_bytes_per_s)
+    size_bytes = int(2.5 * LIMIT_S * rate_bytes_per_s)
     testbed = Testbed(hosts=2, rate_bytes_per_s=rate_bytes_per_s)
     with relayed_hosts(testbed) as hosts:
         ranks = run_ranks(
@@ -114,7 +114,7 @@ def test_no_rank_is_lost_while_payloads_take_many_times_the_time_out() -> None:
             timeout_s=200.0,
         )
     for found in ranks:
-        assert min(found["attached_s"], found["step_s"]) > 3 * LIMIT_S
+        assert min(found["attached_s"], found["step_s"]) > 2 * LIMIT_S
         assert found["sent_bytes"] >= size_bytes
         assert (found["left"], found["world"]) == ([], 2)
 

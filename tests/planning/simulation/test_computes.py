@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.zen import zen
 from gradwire.compress.onebit import onebit
 from gradwire.compress.powersgd import powersgd
@@ -28,6 +27,7 @@ from gradwire.exchange.pair import pair
 from gradwire.planning.data.cluster import PRIMITIVES, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.simulation.supersteps import NOT_MEASURED
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.collective.sparcml import sparcml
 from gradwire_lab.exchange.momentum import with_momentum_correction
 from papers.one_exchange import simulate_exchange

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllReduce, Recv, Send
@@ -17,6 +16,7 @@ from gradwire.planning.simulation.network import Network
 from gradwire.planning.simulation.representative import alone
 from gradwire.planning.simulation.supersteps import Tariff, supersteps_of
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.laws.inputs import profile_of
 from papers.one_exchange import simulate_exchange
 from tests.each import each

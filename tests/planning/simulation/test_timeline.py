@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.ring import ring
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
@@ -22,6 +21,7 @@ from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate
+from gradwire_lab.collective.casync_ring import casync_ring
 from gradwire_lab.laws.inputs import profile_of
 from papers.one_exchange import simulate_exchange
 from tests.calls import num_calls
@@ -142,7 +142,11 @@ def test_resnet50_on_128_ranks_is_quick(name: str) -> None:
     cluster = Cluster(num_ranks=128, rate_bytes_per_s=1.25e9)
     plan = load("planner", name)(profile, cluster)
     one = simulate(plan, profile, cluster)
-    every = simulate(plan, profile, cluster, ranks="all")
+    found = []
+
+    def play_all() -> None:
+        found.append(simulate(plan, profile, cluster, ranks="all"))
+
     assert num_calls(lambda: simulate(plan, profile, cluster)) < 50_000
-    assert num_calls(lambda: simulate(plan, profile, cluster, ranks="all")) < 4e6
-    assert every.iteration_s == pytest.approx(one.iteration_s, rel=1e-12)
+    assert num_calls(play_all) < 4e6
+    assert found[0].iteration_s == pytest.approx(one.iteration_s, rel=1e-12)

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Member
 from gradwire.exchange.error_feedback import tensor_encoder
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.device.streams import Offload, SideStream
 from gradwire.runtime.handle import Handle
+from gradwire_lab.compress.selective import selective
 from tests.each import each, few, sampled
 from tests.runtime.device import late
 from tests.runtime.device.test_devices import SHAPES, Run, agrees, same

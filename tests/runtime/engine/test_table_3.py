@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Member
 from gradwire.contract.collective import Collective
@@ -25,6 +24,7 @@ from gradwire.exchange.pair import pair
 from gradwire.runtime.engine.engine import Driver, Engine
 from gradwire.runtime.liveness.membership import join
 from gradwire.runtime.transport.task_graph import Task
+from gradwire_lab.collective.casync_ring import casync_ring
 from tests.planning.simulation.test_computes import CHUNK, computes
 from tests.runtime.ranks import Ranks
 

@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
 from gradwire.compress.powersgd import powersgd
-from gradwire.compress.selective import selective
 from gradwire.contract import Exchange, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting, RankFailed
@@ -36,6 +35,7 @@ from gradwire.runtime.state.checkpoint import collect
 from gradwire.runtime.step.layout import ParamRange
 from gradwire.runtime.step.messages import Message
 from gradwire_lab.compress.deft import deft
+from gradwire_lab.compress.selective import selective
 from tests.each import each, sampled
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh

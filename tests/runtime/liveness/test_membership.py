@@ -54,3 +54,39 @@ def test_a_rank_that_differs_waits_for_all_to_hear_it(
             rank.result()
         assert order[0] == 1, "rank 0 raised before rank 1 had decided"
         waiting.result()
+
+
+def test_a_meeting_of_many_ranks_ends_as_soon_after_its_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each question to a far store takes a round trip, and looks hold up no end."""
+    monkeypatch.setattr(membership, "_LOOK_S", 0.0)
+    monkeypatch.setattr(membership, "POLL_S", 0.0)
+    world = 12
+    num_looks = 0
+    most = 0
+    since = 0
+
+    class Counting(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            nonlocal most, since, num_looks
+            since += 1
+            if len(keys) == world:
+                most = max(most, since)
+                since = 0
+                num_looks += 1
+                if num_looks == 3 * world:
+                    for rank in range(1, world):
+                        self.set(f"{membership.MEETING}/note/{rank}", f"{rank}")
+            return bool(super().check(keys))
+
+        def get(self, key: str) -> bytes:
+            nonlocal since
+            since += 1
+            return bytes(super().get(key))
+
+    store = Counting()
+    monkeypatch.setattr(membership, "own_store", lambda name: store)
+    who = Membership("many", 0, world)
+    assert who.agree(0, len, LIMIT) == world
+    assert most <= 4

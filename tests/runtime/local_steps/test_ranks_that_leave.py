@@ -195,6 +195,36 @@ def stopped(rank: int, world: int) -> Report:
     return reported(net, handle, warnings)
 
 
+def reconnected(rank: int, world: int) -> Report:
+    """Rank 1's connections break, and every rank lives."""
+    warnings = watched_log()
+    net, optimizer, handle = prepared(fragments=4, quorum=2, failure=SHRINK)
+    train(net, optimizer, rank, range(6))
+    if rank == 1:
+        handle._service._mail.cut()
+    rounds = handle._rounds
+    train_until(net, optimizer, handle, lambda: rounds.epoch.number > 0)
+    before = [learner.version for learner in rounds.learners]
+
+    def are_merged() -> bool:
+        pairs = zip(rounds.learners, before, strict=True)
+        return all(learner.version > version + 1 for learner, version in pairs)
+
+    train_until(net, optimizer, handle, are_merged)
+    handle.end_period()
+    return reported(net, handle, warnings)
+
+
+def test_ranks_that_live_connect_anew_where_a_connection_breaks(
+    ranks_of: Pools,
+) -> None:
+    reports = ranks_of(4).run(reconnected)
+    assert len({one.bits for one in reports}) == 1
+    assert all(one.bits == one.anchors for one in reports)
+    assert [one.left for one in reports] == [[]] * 4
+    assert all(one.ranks == (0, 1, 2, 3) for one in reports)
+
+
 def is_whole_again(handle: Any) -> bool:
     joined = handle.stats()["joined"]
     return bool(joined) and all(one["counted_s"] for one in joined)

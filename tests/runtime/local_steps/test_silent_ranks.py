@@ -104,8 +104,8 @@ def test_a_rank_that_is_cut_off_goes_on_alone_only_while_it_trains(
     old: Any = SimpleNamespace(
         rank=1,
         world=3,
-        who=who,
-        ranks_per_host=1,
+        everyone=who,
+        num_together=1,
         next_epoch=lambda own, lost: {},
         close=closed.set,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -360,6 +361,34 @@ def test_a_newcomer_that_has_died_is_offered_no_place(store: Any) -> None:
         for event in living:
             event.clear()
         lookout.close()
+
+
+def test_newcomers_of_long_ago_cost_a_look_nothing(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question takes a round trip between far hosts."""
+    place = wire.own_store(rejoin.REJOINED)
+    place.set("1/over", "")
+    place.set("2/over", "")
+    place.add("asked", 3)
+    place.set("3/label", "")
+    asked = Counter[str]()
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(place, name)
+
+        def check(self, keys: list[str]) -> bool:
+            asked.update(keys)
+            return bool(place.check(keys))
+
+    monkeypatch.setattr(rejoin, "own_store", lambda name: Counting())
+    lookout = Lookout("{}")
+    try:
+        until(lambda: asked["3/over"] >= 8)
+    finally:
+        lookout.close()
+    assert asked["1/over"] == asked["2/over"] == 1
 
 
 def test_no_run_is_shown_once_nobody_looks_out(store: Any) -> None:

@@ -2,7 +2,6 @@
 links.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
@@ -11,16 +10,14 @@ from typing import Any
 from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_number
 from gradwire.contract.units import format_rate
-from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.planner.auto.judgement import admitted
 
-from ..checks import check_counts
+from ..checks import check_counts, check_names
 from ..figures import spread
-from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
+from ..testbed.hosts import Testbed, loopback_hosts, shaped_hosts
 from ..testbed.ranks import Json, Report, part_of, run_ranks
 from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
-from .auto_rank import ANEW, CHANGE
 
 MODELS = {
     "transformer": "text",
@@ -60,23 +57,12 @@ class AutoBench:
     def __post_init__(self) -> None:
         refuse_loopback(self.rates, self.wide_area)
         admitted(self.fidelity, Cluster(num_ranks=1, rate_bytes_per_s=1.0))
-        for model in self.models:
-            if model not in MODELS:
-                raise invalid("model", model, ", ".join(MODELS), "leave it out for all")
-        if self.under not in UNDER:
-            raise invalid("under", self.under, " or ".join(UNDER), "leave it out")
+        check_names("model", self.models, MODELS)
+        check_names("kind of what is attached", [self.under], UNDER)
         check_number(
             "turn_s", self.turn_s, "0 to 600 seconds", "leave it out", 0.0, 600.0
         )
         check_counts(self, hosts=2, steps=2, rounds=1)
-
-    def testbed(self, rate_bytes_per_s: float) -> Testbed:
-        """Hosts whose links have this rate."""
-        return Testbed(
-            hosts=self.hosts,
-            rate_bytes_per_s=rate_bytes_per_s,
-            wide_area=self.wide_area,
-        )
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -85,14 +71,9 @@ class AutoBench:
         singles = self.singles or admitted(self.fidelity, nowhere).not_measured
         return tuple(dict.fromkeys(("none", *singles)))
 
-    def settings(self, model: str, *, changes: bool = False) -> Json:
+    def settings(self, model: str) -> Json:
         """Settings of one cell's ranks."""
-        return {
-            **asdict(self),
-            "task": MODELS[model],
-            "singles": self.others,
-            "changes": changes,
-        }
+        return {**asdict(self), "task": MODELS[model], "singles": self.others}
 
 
 def run(
@@ -113,9 +94,8 @@ def run(
         cell = f"{model}, {_link(rate)}"
         within = part_of(report, place, len(cells), f"{cell}: ")
         program = f"{__name__}_rank"
-        settings = bench.settings(model)
         with _hosts(bench, rate) as hosts:
-            results = run_ranks(hosts, program, settings, report=within)
+            results = run_ranks(hosts, program, bench.settings(model), report=within)
         own = list(rows_of(bench, model, rate, results))
         rows += own
         notes += [f"{cell}: {said}" for said in results[0]["pilot"]["decisions"]]
@@ -130,7 +110,10 @@ def _link(rate: object) -> str:
 def _hosts(bench: AutoBench, rate: float | None) -> Any:
     if rate is None:
         return loopback_hosts(Testbed(hosts=bench.hosts))
-    return shaped_hosts(bench.testbed(rate))
+    testbed = Testbed(
+        hosts=bench.hosts, rate_bytes_per_s=rate, wide_area=bench.wide_area
+    )
+    return shaped_hosts(testbed)
 
 
 def rows_of(
@@ -227,59 +210,3 @@ def cells_table(bench: AutoBench, rows: Sequence[Row]) -> str:
         )
         lines.append(f"| {model} | " + " | ".join(map(summary, cells)) + " |")
     return "\n".join(lines)
-
-
-def run_changed(
-    bench: AutoBench,
-    first_rate: float,
-    then_rate: float,
-    report: Report,
-) -> tuple[list[Row], list[str]]:
-    """A row for each model, whose links change in mid-run, and what ``auto`` said.
-
-    ``steps_to_plan`` counts steps from the change to the next plan, None where there
-    was none.
-    """
-    rows: list[Row] = []
-    notes: list[str] = []
-    for place, model in enumerate(bench.models):
-        with shaped_hosts(bench.testbed(first_rate)) as hosts:
-            within = part_of(report, place, len(bench.models))
-            announce = _changing(hosts, bench.testbed(then_rate), within)
-            program = f"{__name__}_rank"
-            settings = bench.settings(model, changes=True)
-            results = run_ranks(hosts, program, settings, report=announce)
-        said = results[0]["pilot"]["decisions"]
-        changed_at = results[0]["changed_at"]
-        steps = [
-            int(re.findall(r"\d+", sentence)[0])
-            for sentence in said
-            if ANEW in sentence
-        ]
-        rows.append(
-            {
-                "name": model,
-                "num_hosts": bench.hosts,
-                "link_bytes_per_s": first_rate,
-                "then_bytes_per_s": then_rate,
-                "steps_to_plan": next(
-                    (s - changed_at for s in steps if s > changed_at), None
-                ),
-                "replicas": "equal"
-                if len({r["digest"] for r in results}) == 1
-                else "differ",
-            }
-        )
-        notes += [f"{model}: {sentence}" for sentence in said]
-    return rows, notes
-
-
-def _changing(hosts: Hosts, testbed: Testbed, report: Report) -> Report:
-    """A report that changes the links' rate when the ranks ask for it."""
-
-    def announce(fraction: float, what: str) -> None:
-        if what == CHANGE:
-            hosts.change_rate(testbed)
-        report(fraction, what)
-
-    return announce

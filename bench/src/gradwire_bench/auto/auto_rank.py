@@ -6,7 +6,6 @@ watched. Then all take turns of a few steps, so that all of them see the same mo
 the machine.
 """
 
-import hashlib
 import math
 import os
 import time
@@ -32,15 +31,6 @@ pending.
 """
 MOST_STEPS = 120
 """The most steps in which ``auto`` is to come to a decision, and the most of a turn."""
-PAUSE_S = 3.0
-"""Seconds that ranks leave for the links' rate to be changed."""
-CHANGE = "changing the links"
-"""The report at which the links' rate is to be changed."""
-ANEW = "measured and planned anew"
-"""The words of ``auto`` where a link has become another one."""
-MOST_AFTER = 30
-WATCHED = 4
-"""The most steps after the change, and those that are taken under the new plan."""
 
 
 @dataclass
@@ -62,8 +52,6 @@ def measure(settings: Json, report: Report) -> Json:
     under_ddp = settings["under"] == "ddp"
     sides = {"ddp": _start(task, None, True), "auto": _start(task, pilot, under_ddp)}
     _decide(sides["auto"], task)
-    if settings["changes"]:
-        return _changed(sides["auto"], task, report)
     sides |= {name: _start(task, name, under_ddp) for name in settings["singles"]}
     rounds = settings["rounds"]
     counts = dict.fromkeys(sides, int(settings["steps"]))
@@ -142,28 +130,3 @@ def _take_turn(side: Contender, task: TrainingTask, num_steps: int) -> None:
     if side.handle is not None:
         side.handle.synchronize()
     dist.barrier()
-
-
-def _changed(side: Contender, task: TrainingTask, report: Report) -> Json:
-    """The same training before and after the links' rate is changed."""
-    assert side.handle is not None
-    before = side.step
-    report(0.5, CHANGE)
-    time.sleep(PAUSE_S)  # for the one who makes the links, outside of what is measured
-    dist.barrier()
-    known = len(_pilot(side)["decisions"])
-    left = MOST_AFTER
-    is_planned = False
-    while left > 0:
-        side.train_step(task)
-        left -= 1
-        if is_planned or side.step % LOOK:  # all ranks decide at the same step
-            continue
-        if any(ANEW in said for said in _pilot(side)["decisions"][known:]):
-            is_planned = True
-            left = WATCHED
-    side.handle.synchronize()
-    whole = hashlib.sha256()
-    for param in side.model.parameters():
-        whole.update(param.detach().contiguous().view(torch.uint8).numpy().tobytes())
-    return {"changed_at": before, "pilot": _pilot(side), "digest": whole.hexdigest()}

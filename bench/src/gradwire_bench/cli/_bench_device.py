@@ -3,11 +3,12 @@
 import sys
 from typing import Annotated, Any
 
-from gradwire.cli.report.output import AsJson, Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
+from ..report.fractions import Fractions
 from ..testbed.wide_area import WideArea
 from ._options import Compressors, Names, option, with_links
 

@@ -9,19 +9,20 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay
-from gradwire.cli.report.output import AsJson, Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.contract.units import parse_rate
 
 from ..auto import auto as auto_bench
 from ..faults import accidents
 from ..faults import faults as faults_bench
 from ..faults.faults_judge import COLUMNS
+from ..report.fractions import Fractions
 from ..testbed.wide_area import NEAR, WideArea
 from ..training import training as training_bench
 from ..training import training_links
 from ..training.trainers import PERIOD
 from ._options import (
+    Delay,
     LinkRate,
     Names,
     SingleRankHosts,
@@ -44,9 +45,6 @@ def auto(
         Names,
         option("Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"),
     ] = None,
-    then: Annotated[
-        str | None, option("Instead: links change to this rate in mid-run.")
-    ] = None,
     hosts: SingleRankHosts = 4,
     steps: Annotated[int, option("Steps of each turn, at least.")] = 3,
     turn_s: Annotated[float, option("Seconds of each turn, about.")] = 2.0,
@@ -63,12 +61,11 @@ def auto(
 
     Each cell is told as it ends, and all in a Markdown table: auto's speedup over DDP,
     the best single exchange's, how far auto's prediction is off, how busy auto keeps
-    the cores. With --then: steps from a change of the links to the plan for it.
+    the cores.
     """
-    rates = _links(rate)
     settings = auto_bench.AutoBench(
         models=tuple(model or auto_bench.MODELS),
-        rates=tuple(rates) or _default_rates(wide_area),
+        rates=tuple(_links(rate)) or _default_rates(wide_area),
         wide_area=wide_area,
         hosts=hosts,
         steps=steps,
@@ -79,17 +76,10 @@ def auto(
         singles=tuple(single or ()),
     )
     with progress("bench auto", total=1) as advance:
-        fractions = Fractions(advance)
-        if then is None:
-            rows, notes = auto_bench.run(
-                settings, fractions, announce=partial(typer.echo, err=True)
-            )
-            notes = [*notes, auto_bench.cells_table(settings, rows)]
-        else:
-            first = rates[0] if rates and rates[0] else parse_rate("1gbit")
-            rows, notes = auto_bench.run_changed(
-                settings, first, parse_rate(then), fractions
-            )
+        rows, notes = auto_bench.run(
+            settings, Fractions(advance), announce=partial(typer.echo, err=True)
+        )
+    notes = [*notes, auto_bench.cells_table(settings, rows)]
     title = f"{hosts} hosts{wide_area}, {under}, fidelity {fidelity}"
     hidden = auto_bench.CONSTANT
     emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
@@ -260,8 +250,9 @@ def faults(
     time-out), raw (an error of others), diverged (without an error), misnamed (at most
     that share, by Wilson's 95 %), owed (local steps that the model lacks, or has
     twice), apart (steps differ), left (a process stays), not_struck. Seconds are those
-    to detect. With options of links all trials run on such hosts, whose other links
-    have 500 Mbit/s.
+    to detect; next is from a rank's end to the next whole step of others, or their next
+    merge. With options of links all trials run on such hosts, whose other links have
+    500 Mbit/s.
     """
     settings = faults_bench.FaultsBench(
         trials=trials,
@@ -291,6 +282,9 @@ def storm(
     ] = False,
     seed: Annotated[int, option("All faults are drawn from it.")] = 7,
     times: Annotated[float, option("Faults over those of ft-diloco's storm.")] = 1.0,
+    kill_every: Annotated[float, option("Kills at this distance, in seconds.")] = 0.0,
+    width: Annotated[int, option("The model's width.")] = 128,
+    every: Annotated[int, option("Local steps between two exchanges.")] = 24,
     rate: LinkRate = "50mbit",
     delay: Delay = 40.0,
     way: Annotated[Names, option("Only this way; may be repeated.")] = None,
@@ -303,7 +297,9 @@ def storm(
     gradwire has a quorum of half. Ranks have speeds of 1 to 4. counted is the share of
     all ranks' seconds in steps that ended in the model, lost in steps that did not.
     closed is the share of attempts to be in a round that took effect, in the ranks
-    that a round has, and back the seconds until a killed rank's steps count again.
+    that a round has, and back the seconds until a killed rank's work is in one again;
+    trains and counts are seconds from its new process to its first step, and to such a
+    round.
     """
     from ..storm import storm as bench
     from ..storm.schedule import StormBench
@@ -313,6 +309,9 @@ def storm(
         seconds=seconds,
         seed=seed,
         times=times,
+        kill_every_s=kill_every,
+        width=width,
+        every=every,
         rate_bytes_per_s=parse_rate(rate),
         delay_s=delay / 1e3,
         ways=tuple(way or ()),
@@ -326,51 +325,3 @@ def storm(
     emit("bench storm", rows, as_json=as_json, title=title, notes=record["notes"])
     if out is not None:
         bench.write(record, out)
-
-
-def matrix(
-    programs: Annotated[Path | None, option("Their folder [examples/matrix].")] = None,
-    only: Annotated[Names, option("A program; may be repeated.")] = None,
-    exchange: Annotated[
-        Names,
-        option("none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
-    ] = None,
-    seed: Annotated[int, option("Draws of first values and data.")] = 0,
-    out: Annotated[Path | None, option("The page that gets the tables.")] = None,
-    only_pairs: Annotated[
-        bool,
-        option("Run no program: write the table of pairs alone.", "--pairs"),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Run programs as people write them by every kind of exchange, and compare the
-    bits.
-
-    same: all ranks have the same parameters, also after a resume, and those of native
-    DDP (none and plan). Ends with 1 if a cell is wrong. Part of gradwire's source
-    repository.
-    """
-    from ..runs import matrix as bench
-    from ..runs import matrix as table
-    from ..runs.matrix_rank import PROGRAMS
-
-    if only_pairs and out is not None:
-        table.write({}, out)
-        return
-    asked = bench.Matrix(
-        programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed
-    )
-    with progress("bench matrix", total=1) as advance:
-        results = bench.run(asked, Fractions(advance))
-    rows, notes = table.rows(results)
-    emit(
-        "bench matrix",
-        rows,
-        as_json=as_json,
-        title="programs by exchanges",
-        notes=notes,
-    )
-    if out is not None:
-        table.write(results, out)
-    if table.is_wrong(results):
-        raise typer.Exit(1)

@@ -5,13 +5,21 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Annotated, Any
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
-from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.cli.report.output import emit, progress
 from gradwire.cli.report.table import Row
 from gradwire_lab.planning.inputs import option as option
 
+from ..report.fractions import Fractions
 from ..testbed.wide_area import WideArea, read_wide_area
 
+Delay = Annotated[float, option("Milliseconds that each packet takes one way.")]
+Jitter = Annotated[float, option("Milliseconds more, evenly drawn up to this.")]
+Up = Annotated[str | None, option("Rate of what a host sends [default: --rate].")]
+Down = Annotated[str | None, option("Rate of what a host receives [default: --rate].")]
+Slow = Annotated[
+    list[str] | None,
+    option("HOST=RATE: another rate of one host; may be repeated."),
+]
 Names = list[str] | None
 """The values of an option that may be repeated."""
 Turns = Annotated[int, option("Turns that are measured, after one more.")]
@@ -19,7 +27,6 @@ NumElements = Annotated[int, option("Elements of the float32 gradient.")]
 RanksPerHost = Annotated[int, option("Ranks that share a host's link.")]
 LinkRate = Annotated[str, option("Rate of each host's link.")]
 SingleRankHosts = Annotated[int, option("How many hosts, one rank each.")]
-BothThreads = Annotated[int, option("OpenMP threads of both sides.")]
 NumHosts = Annotated[int, option("How many hosts.")]
 Device = Annotated[str, option("Where: cpu or cuda.")]
 Planners = Annotated[Names, option("Only these planners.")]

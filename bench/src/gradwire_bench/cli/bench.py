@@ -2,14 +2,13 @@
 bandwidth.
 """
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from gradwire.cli.report.output import AsJson, Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
@@ -19,12 +18,12 @@ from ..micro import kernel as kernel_bench
 from ..micro import sparse as sparse_bench
 from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
+from ..report.fractions import Fractions
 from ..schedule import schedule as schedule_bench
 from ..testbed.wide_area import WideArea
 from . import _bench_training as of_training
 from ._bench_device import device
 from ._options import (
-    BothThreads,
     Compressors,
     Device,
     LinkRate,
@@ -41,7 +40,6 @@ from ._options import (
 )
 
 app = typer.Typer(no_args_is_help=True)
-_log = logging.getLogger("gradwire")
 
 
 @app.callback()
@@ -57,7 +55,6 @@ for verb in (
     of_training.loopback,
     of_training.faults,
     of_training.storm,
-    of_training.matrix,
     device,
 ):
     app.command()(verb)
@@ -118,7 +115,6 @@ def sparse(
         option("Overlap, skew and run of a model: lstm, deepfm or transformer."),
     ] = None,
     repeats: Turns = 7,
-    pieces: Annotated[int, option("Messages the gradient is cut into.")] = 1,
     only: Annotated[Names, option("A scheme; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -143,7 +139,6 @@ def sparse(
         rate_bytes_per_s=parse_rate(rate),
         wide_area=wide_area,
         repeats=repeats,
-        pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
     )
     title = (
@@ -159,7 +154,7 @@ def sparse(
 def kernel(
     only: Compressors = None,
     numel: NumElements = 25_000_000,
-    threads: BothThreads = 2,
+    threads: Annotated[int, option("OpenMP threads of both sides.")] = 2,
     rounds: Turns = 15,
     device: Device = "cpu",
     compiled: Annotated[
@@ -173,7 +168,12 @@ def kernel(
 
     encode is with error feedback, decode adds to a sum; the -plain ones do neither.
     """
-    _check_counts(rounds=(rounds, 4), numel=(numel, 1), threads=(threads, 1))
+    for name, count, least in (
+        ("rounds", rounds, 4),
+        ("numel", numel, 1),
+        ("threads", threads, 1),
+    ):
+        check_whole(name, count, "leave it out", least=least)
     _check_device(device)
     from ..micro import kernel_peers
 
@@ -192,69 +192,12 @@ def kernel(
     )
 
 
-def _check_counts(**counts: tuple[int, int]) -> None:
-    """Refuses options below the smallest number that is allowed, which stands behind
-    each.
-    """
-    for name, (count, least) in counts.items():
-        check_whole(name, count, "leave it out", least=least)
-
-
 def _check_device(device: str) -> None:
     """Refuses a device that torch does not have here."""
     known = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     if device not in known:
         accepted = "cpu, or cuda where torch has one"
         raise invalid("device", device, accepted, "leave it out")
-
-
-@app.command()
-def partition(
-    numel: Annotated[int, option("Elements of the float32 vector.")] = 25_000_000,
-    hosts: Annotated[int, option("Ranks, and parts.")] = 8,
-    density: Annotated[float, option("The share that each rank has.")] = 0.01,
-    overlap: Annotated[float, option("What two ranks share of theirs.")] = 0.3,
-    rate: Annotated[str, option("Rate of the link that bytes are saved on.")] = "1gbit",
-    threads: Annotated[int, option("OpenMP threads.")] = 2,
-    rounds: Turns = 15,
-    as_json: AsJson = False,
-) -> None:
-    """Time partition, merge and hash bitmaps of one rank against the transfer that they
-    save.
-
-    `gradwire bench device --part partition` times the partition on a GPU.
-    """
-    from ..micro import partition as bench
-
-    draws = IndexDraws(numel=numel, world=hosts, density=density, overlap=overlap)
-    with progress("bench partition"):
-        rows = bench.measure(draws, parse_rate(rate), threads, rounds)
-    title = f"{density:.3g} of {numel} float32 on each of {hosts} ranks, {rate}"
-    emit("bench partition", rows, as_json=as_json, title=title)
-
-
-@app.command()
-def batch(
-    only: Annotated[
-        Names,
-        option("Compressors [default: onebit, terngrad, int8]."),
-    ] = None,
-    threads: BothThreads = 2,
-    rounds: Turns = 9,
-    as_json: AsJson = False,
-) -> None:
-    """Time encoding all gradients of a model in one call against a call for each, in
-    turn.
-
-    And against one vector of as many elements; of a sparsifier selective's encode too.
-    """
-    _check_counts(rounds=(rounds, 4), threads=(threads, 1))
-    from ..micro import batch as bench
-
-    codecs = kernel_bench.shipped(only or ["onebit", "terngrad", "int8"])
-    with progress("bench batch"):
-        rows = bench.measure(codecs, threads, rounds)
-    emit("bench batch", rows, as_json=as_json, title=f"encode, {threads} threads")
 
 
 @app.command()

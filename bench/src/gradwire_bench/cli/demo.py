@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.output import AsJson, Fractions, emit, machine, progress
+from gradwire.cli.report.output import AsJson, emit, machine, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import NotInstalled
 
 from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
+from ..report.fractions import Fractions
 from ..testbed.wide_area import WideArea
 from ._options import (
     LinkRate,

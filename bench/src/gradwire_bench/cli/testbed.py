@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.links import Delay, Down, Jitter, Up
 from gradwire.cli.report.output import emit
 from gradwire.contract.units import parse_rate
 
@@ -15,7 +14,7 @@ from ..testbed.counters import InterfaceCounters
 from ..testbed.hosts import Hosts, Testbed, available, open_hosts
 from ..testbed.launch import exit_code, failure_text, launch
 from ..testbed.wide_area import NEAR, WideArea, read_wide_area
-from ._options import RanksPerHost, option, with_links
+from ._options import Delay, Down, Jitter, RanksPerHost, Up, option, with_links
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 

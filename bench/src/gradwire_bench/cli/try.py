@@ -12,11 +12,12 @@ from typing import Annotated
 import typer
 
 from gradwire.cli.commands.doctor import interfaces
-from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.cli.report.output import emit, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 from gradwire.measure.group import launched_group
 
+from ..report.fractions import Fractions
 from ..report.live import LivePage
 from ..testbed.wide_area import NEAR, WideArea
 from ..training import training_links

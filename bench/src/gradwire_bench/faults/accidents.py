@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from gradwire.contract.registry import names
@@ -22,11 +23,12 @@ FSDP = "fsdp"
 COLLECTIVES = tuple(name for name in names("collective") if name != "allreduce")
 SHRINK = "shrink"
 DDP_SHRINK = "ddp shrink"
+HOSTS_SHRINK = "hosts shrink"
 COORDINATOR = "coordinator"
 COORDINATOR_SHRINK = "coordinator shrink"
 COORDINATED = (COORDINATOR, COORDINATOR_SHRINK)
 SERVER = "server"
-SHRINKING = (SHRINK, DDP_SHRINK, COORDINATOR_SHRINK)
+SHRINKING = (SHRINK, DDP_SHRINK, HOSTS_SHRINK, COORDINATOR_SHRINK)
 LOCAL = "local steps"
 """Local steps with a quorum, whose ranks train on without a lost one."""
 WAYS = (
@@ -35,11 +37,11 @@ WAYS = (
 )
 """How models are trained: a plain module, DDP, a plan that overlaps the next forward
 pass, hosts of two ranks, two replicas of two shards, a plan with a coordinator, a last
-rank that only serves, a plain module, DDP and a coordinator whose ranks go on without a
-lost one, and a plain module by each collective.
+rank that only serves, a plain module, DDP, hosts and a coordinator whose ranks go on
+without a lost one, and a plain module by each collective.
 """
-SURVIVED = ("kill", "stop", "exit")
-"""Faults without whose victim ranks go on."""
+SURVIVED = ("kill", "stop", "exit", "kill two")
+"""Faults without whose victims ranks go on."""
 
 IN_ATTACH = ("rendezvous", "agree", "connect", "broadcast")
 """Points in attach: before ranks meet, where they agree, where they connect and where
@@ -57,7 +59,9 @@ FLIP_ON_THE_WAY = "flip on the way"
 checksums.
 """
 OF_BYTES = (*PAYLOADS, FLIP_ON_THE_WAY)
-PARTITIONS = {"partition 2-2": 4, "partition 2-3": 5}
+HEALED = "partition healed"
+"""A network that falls into two, for 1 to 60 s."""
+PARTITIONS = {"partition 2-2": 4, "partition 2-3": 5, HEALED: 5}
 """Networks that fall into two, and how many ranks they have."""
 FLAPS = {"flap 1 s": 1.0, "flap 5 s": 5.0, "flap 15 s": 15.0}
 """Seconds for which a rank's link is down."""
@@ -73,15 +77,20 @@ KINDS = (
     *("kill", "stop", "raise", "exit", "terminate", "return", "kill two", "kill store"),
     *("straggle", "pause", "pause long", "disk full", "resume", "other step"),
     *OF_BYTES,
-    *LINKS,
+    *(kind for kind in LINKS if kind != HEALED),
 )
 OWNER = "kill owner"
-"""A rank ends before it sends a merge to one of the others."""
+"""A rank ends before, while or after it sends a merge to one of the others."""
+REJOIN = "kill and rejoin"
+"""A rank ends, and another process comes in."""
+NEWCOMER = "kill newcomer"
+"""A process that comes in ends on its way, or soon after."""
 LOCAL_KINDS = (
     *("kill", "stop", "exit", "kill two", OWNER, "kill store", "pause", "pause long"),
-    *("flap 1 s", "flap 15 s", "link down", "partition 2-3"),
+    *("straggle", *LINKS, REJOIN, NEWCOMER),
 )
 """Faults that strike under local steps."""
+_NUM_VICTIMS = {"kill two": 2, "resume": 4, **dict.fromkeys(PARTITIONS, 2)}
 _WHENS = ("before", "during", "after")
 _NOT_SHARDED = (*OF_BYTES, *WITH_HELP, "resume", "other step")
 _NOT_SERVED = ("disk full", "resume", "other step", "return")
@@ -94,6 +103,10 @@ _AT_POINTS: dict[str, Sequence[str]] = {
     **dict.fromkeys(OF_BYTES, ("verb",)),
     **dict.fromkeys(("resume", "kill store"), ("verb", "verb", "step", "settle")),
     **dict.fromkeys(LINKS, ("verb", "verb", "verb", *IN_TRAINING)),
+}
+_AT_LOCAL_POINTS = {
+    OWNER: ("merge",),
+    NEWCOMER: ("offer", "admission", "anchors", "message", "step"),
 }
 """The points of kinds that cannot strike everywhere."""
 
@@ -126,6 +139,16 @@ class Accident(NamedTuple):
         return PARTITIONS.get(self.kind, 4)
 
     @property
+    def processes(self) -> range:
+        """The ranks, and the process that comes in, if one does."""
+        return range(self.world + (self.kind in (REJOIN, NEWCOMER)))
+
+    @property
+    def heals_s(self) -> float:
+        """The seconds after which links are whole again."""
+        return 60.0**self.bit if self.kind == HEALED else FLAPS.get(self.kind, inf)
+
+    @property
     def has_store(self) -> bool:
         """Whether a process beside the ranks holds the store."""
         return self.kind == "kill store" or self.way in (*SHRINKING, LOCAL)
@@ -135,8 +158,8 @@ class Accident(NamedTuple):
         at = {
             "verb": f"{self.when} a verb of step {self.step}",
             "step": f"before step {self.step}",
-            "message": "before a message",
-            "merge": "before a merge",
+            "message": f"{self.when} a message",
+            "merge": f"{self.when} a merge",
         }
         where = at.get(self.point, f"at {self.point}")
         return f"trial {self.number}: {self.kind} of rank {who}, {where}, {self.way}"
@@ -164,7 +187,7 @@ def drawn(
     if way in SHRINKING:
         points = ("verb", "verb", "step")
     if way == LOCAL:
-        points = ("merge",) if kind == OWNER else ("message", "message", "step")
+        points = _AT_LOCAL_POINTS.get(kind, ("message", "message", "step"))
     if points is None:
         in_training = ("step",) if way == SERVER else IN_TRAINING
         named = [
@@ -173,7 +196,8 @@ def drawn(
         points = [draw.choice(named), *["verb"] * 2]
     elif way == SERVER:
         points = ("verb",)
-    count = 2 if kind == "kill two" or kind in PARTITIONS else 1
+    world = PARTITIONS.get(kind, 4)
+    among = [world] if kind == NEWCOMER else range(world)
     # DDP's second forward pass has a collective of its own, by its own group's
     # time-out.
     first = SAVE_AFTER + 1 if way == DDP or kind == "resume" else 1
@@ -181,14 +205,15 @@ def drawn(
         number=number,
         way=way,
         kind=kind,
-        victims=tuple(sorted(draw.sample(range(PARTITIONS.get(kind, 4)), count))),
+        victims=tuple(sorted(draw.sample(among, _NUM_VICTIMS.get(kind, 1)))),
         point=draw.choice(points),
         when=draw.choice(_WHENS),
         step=draw.randint(first, NUM_STEPS - 2),
         message=draw.random(),
         verb=draw.random(),
         bit=draw.random(),
-        timeout_s=timeout_s,
+        # a partition heals in time, or too late; a newcomer waits for the run to begin
+        timeout_s=4 * timeout_s if kind in (HEALED, NEWCOMER) else timeout_s,
         check_every=check_every,
     )
 
@@ -196,7 +221,7 @@ def drawn(
 def _suits(kind: str, way: str) -> bool:
     """Whether a kind can strike where a model is trained so."""
     if way in SHRINKING:
-        return kind in SURVIVED
+        return kind in SURVIVED and (way != HOSTS_SHRINK or kind != "kill two")
     if way == LOCAL:
         return kind in LOCAL_KINDS
     if way == FSDP:

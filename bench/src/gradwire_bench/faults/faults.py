@@ -91,8 +91,8 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
     """The trials of these settings, each drawn from the seed and its number alone.
 
     >>> print(*accidents_of(FaultsBench(trials=2, seed=1, only=("kill",))), sep="\\n")
-    trial 0: kill of rank 0, during a verb of step 3, casync_ring
-    trial 1: kill of rank 0, after a verb of step 3, sparcml
+    trial 0: kill of rank 0, during a verb of step 3, casync_ps
+    trial 1: kill of rank 0, after a verb of step 3, ring
     """
     numbers = range(settings.trials) if settings.number is None else (settings.number,)
     names = (
@@ -120,7 +120,7 @@ def run(
         accident for accident in accidents if accident.kind in LINKS or not is_near
     ]
     if on_hosts and not (can := available(None if is_near else settings.testbed)):
-        if not is_near or (settings.only and set(settings.only) <= set(LINKS)):
+        if len(on_hosts) == len(accidents):
             raise TestbedUnavailable(f"there are no such links here: {can.reason}")
         accidents = [accident for accident in accidents if accident.kind not in LINKS]
         notes = [f"no trials of links: {can.reason}"]
@@ -163,7 +163,6 @@ def _judged(
 
 
 def _row(name: str, flaws: Sequence[Flaws]) -> Row:
-    seconds = [flaw.detect_s for flaw in flaws if flaw.detect_s is not None]
     counts: Row = {
         column: sum(column in flaw.wrong for flaw in flaws) for column in COLUMNS
     }
@@ -173,8 +172,16 @@ def _row(name: str, flaws: Sequence[Flaws]) -> Row:
         "trials": len(flaws),
         **counts,
         "misnamed_at_most": round(most_likely(misnamed, len(flaws)), 4),
-        "median_s": round(median(seconds), 1) if seconds else None,
-        "worst_s": round(max(seconds), 1) if seconds else None,
+        **_spread("", [flaw.detect_s for flaw in flaws]),
+        **_spread("next_", [flaw.next_s for flaw in flaws]),
+    }
+
+
+def _spread(prefix: str, seconds: Sequence[float | None]) -> Row:
+    known = [one for one in seconds if one is not None]
+    return {
+        f"{prefix}median_s": round(median(known), 1) if known else None,
+        f"{prefix}worst_s": round(max(known), 1) if known else None,
     }
 
 

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from .accidents import (
     BENIGN,
     FSDP,
+    HOSTS_SHRINK,
     LINKS,
     LOCAL,
+    NEWCOMER,
     PARTITIONS,
     PAYLOADS,
     SERVER,
@@ -59,6 +61,8 @@ class Ending(NamedTuple):
     steps: int = 0
     of_all: int = 0
     """Under local steps: its own steps, and those of all ranks in the model."""
+    next_s: float = 0.0
+    """When it went on after a loss."""
 
 
 class Aftermath(NamedTuple):
@@ -79,27 +83,21 @@ class Aftermath(NamedTuple):
 
 
 class Flaws(NamedTuple):
-    """All that is wrong with a trial, in words, by column; and the seconds to
-    detect.
+    """All that is wrong with a trial, in words, by column; the seconds to detect, and
+    those from a rank's end to the next whole step of the others.
     """
 
     wrong: dict[str, str]
     detect_s: float | None
+    next_s: float | None = None
 
 
 def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Flaws:
     """The flaws of a trial, from what became of its ranks."""
     if not seen.struck_s:
-        ends = [ending and f"{ending.error} {ending.text}" for ending in seen.endings]
-        return Flaws(
-            {"not_struck": f"{COLUMNS['not_struck']}; ranks ended by {ends}"}, None
-        )
-    if accident.kind == "kill two":
-        # One of two victims may meet the end of the other before the fault strikes it.
-        accident = accident._replace(victims=tuple(sorted(seen.struck_s)))
-    alive = [
-        rank for rank in range(accident.world) if rank not in _dead(accident, seen)
-    ]
+        ends = f"ranks ended by {seen.endings}"
+        return Flaws({"not_struck": f"{COLUMNS['not_struck']}; {ends}"}, None)
+    alive = [rank for rank in accident.processes if rank not in _dead(accident, seen)]
     endings = {
         rank: ending for rank in alive if (ending := seen.endings[rank]) is not None
     }
@@ -112,19 +110,22 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
         **_of_raw_errors(accident, errors),
         **of_names(accident, seen, endings, errors),
         **_of_digests(accident, seen, endings, errors),
-        **_of_steps(errors),
+        **_of_steps({} if accident.way == LOCAL else errors),
         **_of_processes(accident, seen, endings),
     }
-    # under local steps the end of a victim comes when it comes
-    if not errors or accident.way == LOCAL:
-        return Flaws(wrong, None)
     struck_s = max(seen.struck_s.values())
+    others = endings.keys() - {*accident.victims}
+    next_s = [
+        endings[rank].next_s - struck_s for rank in others if endings[rank].next_s
+    ]
+    if accident.way == LOCAL:  # where the end of a victim comes when it comes
+        errors = {}
     seconds = {rank: ending.end_s - struck_s for rank, ending in errors.items()}
     limit_s = accident.timeout_s + GRACE_S + ROUND_TRIPS * round_trip_s
-    last_s = max(seconds.values())
-    if last_s > limit_s:
-        wrong["late"] = f"the last rank ended after {last_s:.1f} s"
-    return Flaws(wrong, last_s)
+    detect_s = max(seconds.values(), default=None)
+    if detect_s is not None and detect_s > limit_s:
+        wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
+    return Flaws(wrong, detect_s, max(next_s, default=None))
 
 
 def _of_silence(
@@ -193,7 +194,7 @@ def _of_digests(
     errors: dict[int, Ending],
 ) -> dict[str, str]:
     """Flaws of parameters, which are compared where no rank has raised."""
-    if errors and accident.way != LOCAL:
+    if errors and accident.way not in (LOCAL, *SHRINKING):
         return {}
     digests: dict[int, set[int]] = {}
     for rank in endings.keys() - errors.keys():
@@ -215,11 +216,15 @@ def _of_survival(
     endings: dict[int, Ending],
     errors: dict[int, Ending],
 ) -> dict[str, str]:
-    """Flaws of ranks that are to go on without the victims."""
+    """Flaws of ranks that are to go on without the victims, or without their host."""
+    left = accident.victims
+    if accident.way == HOSTS_SHRINK:
+        host = left[0] // 2
+        left = (2 * host, 2 * host + 1)
     for rank, ending in endings.items():
-        if ending.error or ending.ranks != accident.victims:
-            text = f"rank {rank} went on without {ending.ranks}: {ending.text}"
-            return {"misnamed": text}
+        is_named = ending.ranks == (accident.victims if rank in left else left)
+        if bool(ending.error) != (rank in left) or not is_named:
+            return {"misnamed": f"rank {rank} names {ending.ranks}: {ending.text}"}
     return {}
 
 
@@ -231,7 +236,9 @@ def _of_local_steps(
 ) -> dict[str, str]:
     """Flaws of ranks that are to train on without the victims, if these are lost.
 
-    A victim that is cut off, or stands still for long, may come back.
+    A victim that is cut off, or stands still for long, may come back. If it ends, its
+    error names victims, as others say of it, or other ranks than itself. A newcomer may
+    end before it is in.
     """
     if accident.kind == "kill store" and errors:
         named = {rank: ending.ranks for rank, ending in errors.items() if ending.ranks}
@@ -240,12 +247,18 @@ def _of_local_steps(
     may_leave = set(() if is_benign else accident.victims)
     well = {rank: endings[rank] for rank in endings.keys() - errors.keys()}
     has_lost = not may_leave.issubset(well)
-    for rank in endings.keys() - may_leave:
-        ending = endings[rank]
+    must_name = has_lost and accident.kind != NEWCOMER
+    for rank, ending in endings.items():
         names = set(ending.ranks)
-        if ending.error or not names <= may_leave or (has_lost and names != may_leave):
-            text = f"{ending.error} {ending.text}"
-            return {"misnamed": f"rank {rank} names {ending.ranks}: {text}"}
+        # a process that has come in knows of no loss before
+        least = may_leave if must_name and rank < accident.world else set()
+        is_right = not ending.error and least <= names <= may_leave
+        if rank in may_leave:
+            is_named = bool(names) and (rank not in names or names <= may_leave)
+            may_end = accident.heals_s >= accident.timeout_s
+            is_right = not ending.error or (is_named and may_end)
+        if not is_right:
+            return {"misnamed": f"rank {rank} names {ending.ranks}: {ending.text}"}
     for rank, ending in well.items():
         more = ending.of_all - sum(other.steps for other in well.values())
         if more < 0 or (more and not has_lost):
@@ -261,11 +274,8 @@ def _of_naming(
 ) -> dict[str, str]:
     """Flaws of the errors that there are, and of those that there are not."""
     if accident.kind in (*BENIGN, "resume"):
-        raised = (
-            f"rank {rank} raised {ending.error}: {ending.text}"
-            for rank, ending in errors.items()
-        )
-        return {"misnamed": "; ".join(raised)} if errors else {}
+        raised = [f"rank {rank}: {ending.text}" for rank, ending in errors.items()]
+        return {"misnamed": "; ".join(raised)} if raised else {}
     if accident.kind in (*PAYLOADS, "flap 5 s"):
         spoilt = {*accident.victims, *_dead(accident, seen)}
         for rank, ending in errors.items():

@@ -9,8 +9,10 @@ import os
 import signal
 import time
 import zlib
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
+from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +37,7 @@ from gradwire.errors import GradwireError, IncompatiblePair, RanksLost
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
-from gradwire.exchange.rounds import Merge
+from gradwire.exchange.rounds import FragmentLearner, Merge
 from gradwire.planning.data.plan import (
     Bulk,
     Chunk,
@@ -52,6 +54,7 @@ from gradwire.runtime.handle import Handle, synchroniser_of
 from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire.runtime.step.synchroniser import Synchroniser
+from gradwire.runtime.survive import rejoin
 from gradwire.runtime.transport import wire
 
 from ..testbed.netns import INTERFACE, Namespaces, host_address, join_network
@@ -63,10 +66,12 @@ from .accidents import (
     FLIP_ON_THE_WAY,
     FSDP,
     HOSTS,
+    HOSTS_SHRINK,
     LOAD_AFTER,
     LOCAL,
     NUM_STEPS,
     OVERLAP,
+    REJOIN,
     SAVE_AFTER,
     SERVER,
     SHRINKING,
@@ -79,6 +84,8 @@ from .striking import LoopLeft, Striker, StruckSteps
 _SMALL = Options(bucket_cap_mb=0.004)
 _PR_SET_PDEATHSIG = 1
 _JOIN = timedelta(seconds=60)
+OVER = "over"
+"""The file that is there once local steps may end."""
 
 
 class Surroundings(NamedTuple):
@@ -112,26 +119,28 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
     host = "127.0.0.1"
     if start.spaces is not None:
         host = host_address(len(start.spaces.pids) - 1 if accident.has_store else 0)
-    _join(accident, rank, end, host)
+    store = _join(accident, rank, end, host)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 36), nn.Tanh(), nn.Linear(36, 4)
     )
     striker = None
     if rank in accident.victims:
-        striker = Striker(accident, lambda now_s: _report(accident, end, now_s))
+        striker = Striker(accident, partial(_report, accident, end))
+        if place := _PLACES.get(accident.point):
+            striker.around(*place)
+        if kind := MESSAGES.get(accident.point):
+            striker.at_message(kind, int(accident.message * _NUM_MESSAGES))
     error: BaseException | None = None
     training = _Training(accident, rank, model, striker, start)
     try:
-        training.run()
+        if accident.way == LOCAL:
+            training.run_locally(store, end)
+        else:
+            training.run()
     except (Exception, LoopLeft) as raised:
         error = raised
-    ending = _ending(error, 0 if error else _digest(model))
-    if error is None:
-        ending = ending._replace(
-            ranks=tuple(training.lost), steps=training.steps, of_all=training.of_all
-        )
-    end.send(("over", ending))
+    end.send(("over", _ending(error, training)))
     if isinstance(error, LoopLeft):
         end.poll(None)  # It lives on, until the parent closes the pipe.
     elif error is not None:
@@ -163,32 +172,41 @@ def _report(accident: Accident, end: Connection, now_s: float) -> None:
         end.recv()
 
 
-def _digest(model: nn.Module) -> int:
-    shards = [shard_of(param).detach() for param in model.parameters()]
-    return zlib.crc32(b"".join(tensor.numpy().tobytes() for tensor in shards))
+def _ending(error: BaseException | None, training: _Training) -> Ending:
+    ranks = tuple(sorted(training.lost))
+    return Ending(
+        error="" if error is None else type(error).__name__,
+        is_ours=isinstance(error, GradwireError),
+        ranks=getattr(error, "ranks", () if error else ranks),
+        step=getattr(error, "step", -1),
+        text=str(error or ""),
+        end_s=time.monotonic(),
+        digest=0 if error else training.digest(),
+        steps=training.steps,
+        of_all=training.of_all,
+        next_s=training.next_s,
+    )
 
 
-def _ending(error: BaseException | None, digest: int) -> Ending:
-    ranks = getattr(error, "ranks", ())
-    step = getattr(error, "step", -1)
-    kind = "" if error is None else type(error).__name__
-    ours = isinstance(error, GradwireError)
-    return Ending(kind, ours, ranks, step, str(error or ""), time.monotonic(), digest)
-
-
-def _join(accident: Accident, rank: int, end: Connection, host: str) -> None:
+def _join(accident: Accident, rank: int, end: Connection, host: str) -> TCPStore:
     """Joins the group; rank 0 opens a store on a port that the system picks, if nobody
     else has.
+
+    A process that comes in gets the store alone, once another has ended.
     """
     is_host = rank == 0 and not accident.has_store
     port = 0 if is_host else int(end.recv())
-    store: Any = TCPStore(host, port, None, is_host, _JOIN, wait_for_workers=False)
+    store = TCPStore(host, port, None, is_host, _JOIN, wait_for_workers=False)
     if is_host:
         end.send(("port", store.port))
     world = accident.world
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=_JOIN
-    )
+    if rank < world:
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world, timeout=_JOIN
+        )
+    elif accident.kind == REJOIN:
+        end.recv()
+    return store
 
 
 class _Training:
@@ -206,7 +224,8 @@ class _Training:
         self._rank = rank
         self._model = model
         self._striker = striker
-        self._file = Path(start.folder) / f"state-{rank}.pt"
+        self._folder = Path(start.folder)
+        self._file = self._folder / f"state-{rank}.pt"
         self._kept = torch.load(self._file, weights_only=True) if start.resume else None
         self._draw = torch.Generator().manual_seed(rank)
         self.lost: list[int] = []
@@ -214,28 +233,27 @@ class _Training:
         self.steps = 0
         """Its local steps, and those of all ranks in the model."""
         self.of_all = 0
+        self.next_s = 0.0
+        """When the first whole step ended after a loss; under local steps, when this
+        rank went on in its rounds.
+        """
+        self._anchors: Iterable[torch.Tensor] = ()
         self._saved: dict[str, Any] = {}
         self._older: dict[str, Any] = {}
 
     def run(self) -> None:
         accident = self._accident
         model = self._model
-        striker = self._striker
         first = 0
         group = None
         trained = model
         if self._kept is not None:
             model.load_state_dict(self._kept["model"])
-        if accident.way == LOCAL:
-            self._train_locally()
-            return
         if accident.way == FSDP:
             group = _sharded(model, accident.timeout_s)
         elif accident.way in (DDP, DDP_SHRINK):
             trained = DistributedDataParallel(model, broadcast_buffers=False)
         optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
-        if striker is not None and (place := _PLACES.get(accident.point)) is not None:
-            striker.around(*place)
         self._at("rendezvous")
         if accident.way == SERVER and self._rank == accident.world - 1:
             self._serve()
@@ -250,27 +268,30 @@ class _Training:
         handle.synchronize()
         handle.detach()
 
-    def _train_locally(self) -> None:
-        """Trains for some seconds, at a speed of its own."""
+    def run_locally(self, store: TCPStore, end: Connection) -> None:
+        """Trains at a speed of its own, for some seconds and until all have come."""
+        world = self._accident.world
+        comes_in = self._rank >= world
         model = self._model
         optimizer = SGD(model.parameters(), lr=0.05)
         failure = FailurePolicy(
-            timeout=timedelta(seconds=self._accident.timeout_s), on_failure="shrink"
+            timeout=timedelta(seconds=self._accident.timeout_s),
+            on_failure="shrink",
+            rejoin=store if comes_in else None,
         )
         handle: Any = local_steps(
             model,
             optimizer,
             none(),
-            every=self._accident.world,
+            every=world,
             quorum=2,
-            fragments=self._accident.world,
+            fragments=world,
             failure=failure,
         )
-        if self._striker is not None and self._accident.point in MESSAGES:
-            place = int(self._accident.message * _NUM_MESSAGES)
-            self._striker.before_message(MESSAGES[self._accident.point], place)
+        if comes_in:
+            end.send(("in", None))
         end_s = time.monotonic() + LOCAL_S
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s or not (self._folder / OVER).exists():
             self._at("step", self.steps // 3)
             x = torch.randn(8, 12, generator=self._draw)
             optimizer.zero_grad()
@@ -278,10 +299,23 @@ class _Training:
             time.sleep(0.02 * (1 + self._rank))
             optimizer.step()
             self.steps += 1
+            self._note_lost(handle)
         handle.end_period()
+        self._note_lost(handle)
         self.of_all = handle.steps_of_all
-        self.lost = [rank for left in handle.stats()["left"] for rank in left["ranks"]]
+        self._anchors = handle.anchors().values()
         handle.detach()
+
+    def _note_lost(self, handle: Any) -> None:
+        lost = [rank for left in handle.stats()["left"] for rank in left["ranks"]]
+        if lost != self.lost:
+            self.next_s = time.monotonic()
+        self.lost = lost
+
+    def digest(self) -> int:
+        """A checksum of parameters, and of anchors under local steps."""
+        held = [*map(shard_of, self._model.parameters()), *self._anchors]
+        return zlib.crc32(b"".join(one.detach().numpy().tobytes() for one in held))
 
     def _struck(self, handle: Handle) -> Synchroniser:
         """The synchroniser of a handle, in whose messages a fault strikes."""
@@ -315,7 +349,10 @@ class _Training:
                 break
             except RanksLost as failure:
                 self.lost += failure.ranks
+                self.next_s = inf
         optimizer.step()
+        if self.next_s == inf:
+            self.next_s = time.monotonic()
         if self._accident.way in (SERVER, *SHRINKING):
             return
         if step == self._accident.step:
@@ -344,9 +381,7 @@ class _Training:
             "handle": self._saved,
             "draw": self._draw.get_state(),
         }
-        temporary = self._file.with_suffix(".new")
-        torch.save(kept, temporary)
-        temporary.replace(self._file)
+        torch.save(kept, self._file)
         if self._accident.kind == "resume":
             dist.barrier()  # no rank is killed before all files are there
 
@@ -365,7 +400,7 @@ class _Training:
 
 
 LOCAL_S = 6.0
-"""Seconds of local steps."""
+"""Seconds of local steps, at least."""
 _NUM_MESSAGES = 20
 MESSAGES: dict[str, type] = {"message": tuple, "merge": Merge}
 """The kind of messages of a point."""
@@ -373,9 +408,12 @@ _PLACES: dict[str, tuple[Any, str]] = {
     "agree": (attachment, "agree"),
     "connect": (engine, "open_channels"),
     "broadcast": (engine, "broadcast_all"),
+    "offer": (rejoin.Newcomer, "enter"),
+    "admission": (rejoin, "open_group"),
+    "anchors": (FragmentLearner, "catch_up"),
 }
-"""The function that the runtime calls at a point in attach, and the module that it
-calls it in.
+"""The function that the runtime calls at a point in attach, or as a process comes in,
+and where it finds it.
 """
 
 
@@ -418,7 +456,7 @@ def _attached(
         # on each rank in turn, so that it is often the victim
         bulk = Bulk(rank=accident.number % 4)
         return begin(_plan(model, bulk=bulk), optimizer=optimizer)
-    if way == HOSTS:
+    if way in (HOSTS, HOSTS_SHRINK):
         os.environ.update(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2))
         return begin(onebit(block=64), mesh="torchrun", options=_SMALL)
     if way == SERVER:

@@ -9,9 +9,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,11 +20,23 @@ from typing import Any
 
 from ..testbed.hosts import HostLinks, Hosts, Testbed, shaped_hosts
 from ..testbed.wide_area import NEAR
-from .accidents import FLAPS, LINKS, PARTITIONS, PAUSES, Accident
-from .faults_judge import GRACE_S, Aftermath, Ending
-from .faults_rank import Surroundings, keep_store, live
+from .accidents import (
+    HEALED,
+    LINKS,
+    NEWCOMER,
+    PARTITIONS,
+    PAUSES,
+    REJOIN,
+    Accident,
+)
+from .faults_judge import Aftermath, Ending
+from .faults_rank import OVER, Surroundings, keep_store, live
 
 _START_S = 60.0
+_BACK_S = 20.0
+"""Seconds of training in which ranks come back, once links are whole."""
+_LONGEST_S = 80.0
+"""Seconds that ranks may take beside time-outs, also if others come in or come back."""
 _LEFT_S = 10.0
 """Seconds that a process may take to end once its training has ended."""
 _PRELOADED = ["torch", "torch._dynamo", "gradwire_bench.faults.faults_rank"]
@@ -46,7 +59,6 @@ class Trials:
         self._stack = ExitStack()
         self._lock = threading.Lock()
         self._free: list[tuple[Hosts, HostLinks]] = []
-        self._digests: dict[tuple[str, float], int] = {}
 
     def __enter__(self) -> Trials:
         return self
@@ -71,17 +83,11 @@ class Trials:
             return died
         again = self._lived(calm, folder, resume=True)
         with TemporaryDirectory(prefix="gradwire-faults-") as other:
-            digest = self._digests.get((accident.way, accident.timeout_s))
-            if (
-                digest is None
-                and (ending := self._lived(calm, other).endings[0]) is not None
-            ):
-                digest = None if ending.error else ending.digest
-        if digest is None:  # a busy machine let the run without an accident fail
+            ending = self._lived(calm, other).endings[0]
+        if ending is None or ending.error:
+            # a busy machine let the run without an accident fail
             return again._replace(struck_s={})
-        self._digests[accident.way, accident.timeout_s] = digest
-        at_s = {accident.victims[0]: time.monotonic()}
-        return again._replace(struck_s=at_s, digest=digest)
+        return again._replace(struck_s=died.struck_s, digest=ending.digest)
 
     def _lived(
         self, accident: Accident, folder: str, *, resume: bool = False
@@ -133,11 +139,14 @@ class _Watched:
         self._links = links
         self._ends: list[Connection] = []
         self._processes: list[Any] = []
-        self._endings: list[Ending | None] = [None] * accident.world
+        self._endings: list[Ending | None] = [None] * len(accident.processes)
         self._struck_s: dict[int, float] = {}
-        self._wakes: list[tuple[float, int]] = []
+        self._wakes: list[tuple[float, Callable[[], object]]] = []
+        self._over = self._folder / OVER
+        if accident.kind not in (HEALED, REJOIN, NEWCOMER):
+            self._over.touch()
         self._store: Any = None
-        for rank in range(accident.world):
+        for rank in accident.processes:
             self._processes.append(self._begin(context, live, accident, rank, start))
         if accident.has_store:
             self._store = self._begin(context, keep_store, start.folder, start.spaces)
@@ -158,12 +167,12 @@ class _Watched:
         left = {end: rank for rank, end in enumerate(self._ends)}
         stays = accident.victims if accident.kind in ("stop", "return") else ()
         deadline_s = time.monotonic() + _START_S
-        longest_s = 3 * accident.timeout_s + 2 * GRACE_S
+        longest_s = _LONGEST_S + 3 * accident.timeout_s
         while not set(left.values()) <= set(stays) or len(self._struck_s) < len(stays):
             now_s = time.monotonic()
             for wake in [wake for wake in self._wakes if wake[0] <= now_s]:
                 self._wakes.remove(wake)
-                self._go_on(wake[1])
+                wake[1]()
             if now_s > deadline_s:
                 return
             until_s = min([deadline_s, *(at_s for at_s, _ in self._wakes)])
@@ -175,7 +184,12 @@ class _Watched:
                     deadline_s = max(self._struck_s.values()) + longest_s
 
     def _hear(self, end: Connection, rank: int) -> bool:
-        """Takes what a rank tells; returns whether it may tell more."""
+        """Takes what a rank tells; returns whether it may tell more.
+
+        Others need not train on for a process that has come in, or has ended.
+        """
+        if rank >= self.accident.world:
+            self._over.touch()
         try:
             what, value = end.recv()
         except (EOFError, ConnectionError):
@@ -185,7 +199,7 @@ class _Watched:
         elif what == "struck":
             self._struck_s[rank] = value
             self._strike(rank, value)
-        else:
+        elif what == "over":
             self._endings[rank] = value
         return bool(what != "over")
 
@@ -198,37 +212,33 @@ class _Watched:
         kind = self.accident.kind
         timeout_s = self.accident.timeout_s
         if kind in PAUSES:
-            self._wakes.append((now_s + PAUSES[kind] * timeout_s, rank))
-        elif kind == "resume":
-            for process in self._processes:
-                process.kill()
+            go_on = partial(os.kill, self._processes[rank].pid, signal.SIGCONT)
+            self._wakes.append((now_s + PAUSES[kind] * timeout_s, go_on))
+        elif kind in ("resume", "kill two"):
+            for victim in self.accident.victims:
+                self._processes[victim].kill()
         elif kind == "kill store":
             self._store.kill()
             self._store.join()
-        elif kind in LINKS and len(self._struck_s) == 1:
-            self._break(kind, rank)
-            if kind in FLAPS:
-                self._wakes.append((now_s + FLAPS[kind], rank))
+        elif self._links is not None and kind in LINKS and len(self._struck_s) == 1:
+            self._break(self._links, kind, rank)
+            mends_s = now_s + self.accident.heals_s
+            self._wakes.append((mends_s, self._links.mend))
+            self._wakes.append((mends_s + _BACK_S, self._over.touch))
+        elif kind == REJOIN:
+            self._ends[-1].send("done")
         if kind in (*LINKS, "kill store"):
             self._ends[rank].send("done")
 
-    def _break(self, kind: str, rank: int) -> None:
-        assert self._links is not None
+    def _break(self, links: HostLinks, kind: str, rank: int) -> None:
         if kind == "one way":
-            self._links.mute(rank)
+            links.mute(rank)
         elif kind == "1 Mbit":
-            self._links.slow(rank, _SLOW_BYTES_PER_S)
+            links.slow(rank, _SLOW_BYTES_PER_S)
         elif kind in PARTITIONS:
-            self._links.part(self.accident.victims)
+            links.part(self.accident.victims)
         else:
-            self._links.cut(rank)
-
-    def _go_on(self, rank: int) -> None:
-        if self.accident.kind in LINKS:
-            assert self._links is not None
-            self._links.mend()
-        else:
-            os.kill(self._processes[rank].pid, signal.SIGCONT)
+            links.cut(rank)
 
     def end(self) -> Aftermath:
         """Ends all processes: those whose training has ended have a few seconds to do
@@ -246,7 +256,7 @@ class _Watched:
             if process.is_alive():
                 process.kill()
             process.join()
-        lines = tuple(self._last_lines(rank) for rank in range(self.accident.world))
+        lines = tuple(self._last_lines(rank) for rank in self.accident.processes)
         return Aftermath(
             dict(self._struck_s), tuple(self._endings), tuple(codes), lines
         )

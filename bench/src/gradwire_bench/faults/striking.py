@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from os import _exit as leave_at_once
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -120,24 +121,37 @@ class Striker:
 
         setattr(module, name, struck)
 
-    def before_message(self, kind: type, place: int) -> None:
-        """Has the fault strike before this rank sends a message of local steps.
+    def at_message(self, kind: type, place: int) -> None:
+        """Has the fault strike before or while this rank sends a message.
+
+        After it is before the next one. While it is sent, its head has been sent.
 
         Args:
-            kind: The class of the messages that count.
+            kind: The class of the messages of local steps that count.
             place: How many of them are sent before.
         """
-        original = mail._parts
-        left = place
+        parts_of = mail._parts
+        pieces_of = mail._pieces
+        when = self.accident.when
+        left = place + (when == "after")
+        sender = 0
 
-        def struck(message: Any) -> Any:
-            nonlocal left
+        def struck_parts(message: Any) -> Any:
+            nonlocal left, sender
             left -= isinstance(message, kind)
-            if left < 0:
+            if left < 0 and when == "during":
+                sender = get_ident()
+            elif left < 0:
                 self()
-            return original(message)
+            return parts_of(message)
 
-        mail._parts = struck
+        def pieces(parts: Any) -> Any:
+            if sender == get_ident():
+                self()
+            return pieces_of(parts)
+
+        mail._parts = struck_parts
+        mail._pieces = pieces
 
 
 class StruckSteps:

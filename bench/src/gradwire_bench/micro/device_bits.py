@@ -34,6 +34,7 @@ from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
 from gradwire_lab.kernels.hashing import hash_partition
+from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 
 Checked = Iterator[tuple[str, bool]]
 """Cases by what they compare, and whether the bits are equal."""
@@ -41,6 +42,8 @@ SIZES = (300, 4096, 10_007)
 """Elements of the gradients: around a block and a tile. Triton compiles for multiples
 of 16, and for other numbers.
 """
+KINDS = ("normal", *WIDE_KINDS, "huge", "both infs", "one nan")
+"""The kinds of gradients."""
 _PROCESSES = 8
 _SEVERAL = (300, 4, 128, 1000), (1, 300, 65, 1000)
 """Elements of gradients that are encoded in one launch: in vectors, and one at a
@@ -115,28 +118,7 @@ def row_of(name: str, device: torch.device, program: Program | None = None) -> R
 
 def gradients(numel: int) -> dict[str, Tensor]:
     """Gradients of so many elements, by what is awkward about them."""
-    draw = torch.Generator().manual_seed(numel)
-    normal_N = torch.randn(numel, generator=draw)
-    octaves_N = torch.rand(numel, generator=draw) * 20 - 10
-    scales_N = 10.0 ** torch.randint(-6, 3, (numel,), generator=draw).div(2).floor()
-    spot = int(torch.randint(numel, (), generator=draw))
-    made = {
-        "normal": normal_N.clone(),
-        "octaves": normal_N.sign() * torch.exp2(octaves_N),
-        "lognormal": normal_N * torch.exp(2 * torch.randn(numel, generator=draw)),
-        "scales": normal_N * scales_N,
-        "few values": torch.randint(-1, 2, (numel,), generator=draw).float() / 4,
-        "denormals": normal_N * 1e-39,
-        "huge": normal_N.sign() * 3e38,
-        "outlier": normal_N * 1e-3,
-        "infinities": normal_N.clone(),
-        "nan": normal_N.clone(),
-    }
-    made["outlier"][spot] = 1e4
-    made["infinities"][spot] = float("inf")
-    made["infinities"][0] = float("-inf")
-    made["nan"][spot] = float("nan")
-    return made
+    return {kind: make_gradient(kind, numel, torch.float32, numel) for kind in KINDS}
 
 
 def _row(name: str, checked: Iterable[tuple[str, bool]]) -> Row:
@@ -194,7 +176,7 @@ def _of_program(codec: Program, device: torch.device) -> Checked:
                     made = _made(codec, [grad_N], device, has_residual)
                 yield f"{numel} of {kind}", _are_equal(made, wanted)
     for sizes in _SEVERAL:
-        grads = [gradients(numel)["octaves"] for numel in sizes]
+        grads = [gradients(numel)["log-uniform"] for numel in sizes]
         with _by(_defined):
             wanted = _made(codec, grads, host, True)
         with _by(ours):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.contract.bounds import check_number
 from gradwire.errors import invalid
 from gradwire.kernels.distinct import count_distinct
 from gradwire.planning.data.sparsity import DOUBLINGS, Skewness, UnitSparsity
@@ -112,10 +113,8 @@ class SetMeasures:
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise invalid(
-            name, value, f"in [{low:g}, {high:g}]", "see --help for what it means"
-        )
+    accepted = f"in [{low:g}, {high:g}]"
+    check_number(name, value, accepted, "see --help for what it means", low, high)
 
 
 # ---- Index sets that are like those of real models -----------------------------------

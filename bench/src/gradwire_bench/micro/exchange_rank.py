@@ -5,7 +5,7 @@ The runtime's own engine carries the exchanges; encode and decode are inside the
 measured time, and torch's all_reduce of the same buffer is measured in the same turns.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.collective.ring import ring
 from gradwire.compress.none import none
 from gradwire.contract import Exchange, Member
@@ -26,6 +25,7 @@ from gradwire.exchange.two_level import on_hosts
 from gradwire.kernels.libraries import backend
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import join
+from gradwire_lab.collective.casync_ring import casync_ring
 
 from ..testbed.ranks import Json, Report, in_turn
 
@@ -80,11 +80,7 @@ def open_engine(ranks_per_host: int = 1) -> Engine:
 
 
 class TimedExchange:
-    """One exchange with its own states; a call averages ``work_N`` in place.
-
-    The gradient is cut into messages of these ``specs``, of which the engine has
-    several under way; without any it is one message.
-    """
+    """One exchange with its own state; a call averages ``work_N`` in place."""
 
     def __init__(
         self,
@@ -92,54 +88,39 @@ class TimedExchange:
         exchange: Exchange,
         work_N: Tensor,
         engine: Engine,
-        specs: Sequence[TensorSpec] = (),
+        spec: TensorSpec | None = None,
     ) -> None:
         self.name = name
         self.exchange = exchange
         self.engine = engine
-        own = specs or [TensorSpec("grad", work_N.numel())]
-        self.sizes = [spec.numel for spec in own]
-        self.parts = torch.split(work_N, self.sizes)
-        self.members = [Member(engine.rank, engine.world) for _ in own]
-        self.states: list[Any] = [exchange.init(spec, engine.world) for spec in own]
+        self.work_N = work_N
+        self.member = Member(engine.rank, engine.world)
+        own = spec or TensorSpec("grad", work_N.numel())
+        self.state = exchange.init(own, engine.world)
 
     def __call__(self) -> None:
-        rows = enumerate(zip(self.members, self.states, self.parts, strict=True))
-        ends = [
-            self.engine.launch(
-                i, self.name, self.exchange.synchronise(me, state, part, part)
-            )
-            for i, (me, state, part) in rows
-        ]
-        self.engine.wait(ends)
-        self.states = [end.result for end in ends]
+        steps = self.exchange.synchronise(
+            self.member, self.state, self.work_N, self.work_N
+        )
+        end = self.engine.launch(0, self.name, steps)
+        self.engine.wait([end])
+        self.state = end.result
 
     def forget(self) -> None:
         """Drops what was kept, so that all turns are alike."""
-        for state in self.states:
-            for residual_N in residuals(state).values():
-                residual_N.zero_()
+        for residual_N in residuals(self.state).values():
+            residual_N.zero_()
 
     def kept(self, like_N: Tensor) -> Tensor:
         """The mean over ranks of what they keep, which arrives later; zeros where
         nothing does.
         """
         kept_N = torch.zeros_like(like_N)
-        parts = torch.split(kept_N, self.sizes)
-        for state, part_N in zip(self.states, parts, strict=True):
-            for residual_N in residuals(state).values():
-                part_N += residual_N
-        if any(residuals(state) for state in self.states):
+        for residual_N in residuals(self.state).values():
+            kept_N += residual_N
+        if residuals(self.state):
             dist.all_reduce(kept_N)
         return kept_N.div_(self.engine.world)
-
-    @property
-    def imbalance(self) -> tuple[float, float] | None:
-        """Push and pull of the least balanced message."""
-        noted = [me.imbalance for me in self.members if me.imbalance is not None]
-        return (
-            (max(n.push for n in noted), max(n.pull for n in noted)) if noted else None
-        )
 
 
 def measure(settings: Json, report: Report) -> Json:
@@ -154,7 +135,7 @@ def measure(settings: Json, report: Report) -> Json:
     sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
     for name in settings["names"]:
         sides[name] = TimedExchange(
-            name, exchange_for_row(name, per_host), work_N, engine, [spec]
+            name, exchange_for_row(name, per_host), work_N, engine, spec
         )
     figures = in_turn(
         sides, settings["repeats"], report, lambda name: work_N.copy_(source_N)

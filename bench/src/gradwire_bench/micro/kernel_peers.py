@@ -33,7 +33,6 @@ from gradwire_lab.compress.qsgd import qsgd
 from gradwire_lab.compress.tbq import tbq
 from gradwire_lab.compress.terngrad import terngrad
 
-KINDS = ("eager", "compiled")
 Sent = tuple[Tensor, ...]
 """The fields of a payload."""
 

@@ -21,12 +21,12 @@ from statistics import median
 import torch
 
 from gradwire.cli.report.table import Row
-from gradwire.compress.selective import selective
 from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import encoder_state, with_error_feedback
 from gradwire.runtime.device.devices import kept_on
 from gradwire.runtime.device.streams import Offload, SideStream, Streams
+from gradwire_lab.compress.selective import selective
 
 PAPER_S = {
     10_000: (0.85e-3, 1.49e-3),

@@ -14,7 +14,7 @@ from gradwire.cli.report.table import Row
 from gradwire.collective.steps.push_pull import PushPull
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract.bounds import check_whole
-from gradwire.contract.spec import TensorSpec, chunk_bounds
+from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.without_data import expected_bytes
 from gradwire_lab.exchange.bytes_of_sets import bytes_of, volumes
 
@@ -48,14 +48,12 @@ class SparseBench:
     rate_bytes_per_s: float = 25_000_000.0
     wide_area: WideArea = NEAR
     repeats: int = 7
-    pieces: int = 1
-    """Messages that the gradient is cut into; the engine has several under way."""
     schemes: tuple[str, ...] = (*SCHEMES, *OWN)
     """Schemes that are measured beside the dense all-reduce."""
 
     def __post_init__(self) -> None:
         check_whole("hosts", self.draws.world, "a single host sends nothing", least=2)
-        check_counts(self, repeats=1, pieces=1)
+        check_counts(self, repeats=1)
         check_names("scheme", self.schemes, (*SCHEMES, *OWN, *TEAMS))
         for name in self.schemes:
             if name in TEAMS:  # refuses teams that do not divide the hosts
@@ -127,27 +125,13 @@ def _row(
     }
 
 
-def _pieces(
-    bench: SparseBench, sets: list[Tensor]
-) -> list[tuple[TensorSpec, list[Tensor]]]:
-    """Each message's spec, and the index sets of all ranks inside it."""
-    pieces = []
-    for start, stop in chunk_bounds(bench.draws.numel, bench.pieces):
-        inside = [s[(s >= start) & (s < stop)] - start for s in sets]
-        pieces.append((TensorSpec("grad", stop - start), inside))
-    return pieces
-
-
 def _stated(bench: SparseBench, name: str, sets: list[Tensor]) -> list[int]:
     """Bytes that each rank sends, by the scheme's formula."""
-    each = []
-    for spec, inside in _pieces(bench, sets):
-        if name in SCHEMES:
-            each.append(bytes_of(SCHEMES[name], nonzero(), spec, inside) or [])
-        else:
-            exchange = exchange_of(name, bench.draws.density)
-            each.append(expected_bytes(exchange, spec, len(sets)) or [])
-    return [sum(ranks) for ranks in zip(*each, strict=True)]
+    spec = TensorSpec("grad", bench.draws.numel)
+    if name in SCHEMES:
+        return bytes_of(SCHEMES[name], nonzero(), spec, sets) or []
+    exchange = exchange_of(name, bench.draws.density)
+    return expected_bytes(exchange, spec, len(sets)) or []
 
 
 def _bound_bytes(bench: SparseBench, name: str, sets: list[Tensor]) -> float:
@@ -156,8 +140,6 @@ def _bound_bytes(bench: SparseBench, name: str, sets: list[Tensor]) -> float:
     world = len(sets)
     if not isinstance(scheme, PushPull):
         return max(_stated(bench, name, sets))
-    total = 0.0
-    for spec, inside in _pieces(bench, sets):
-        pushed, pulled = volumes(scheme, nonzero(), spec, inside)
-        total += (world - 1) / world * (mean(pushed) + sum(pulled))
-    return total
+    spec = TensorSpec("grad", bench.draws.numel)
+    pushed, pulled = volumes(scheme, nonzero(), spec, sets)
+    return (world - 1) / world * (mean(pushed) + sum(pulled))

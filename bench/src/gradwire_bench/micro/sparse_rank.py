@@ -9,7 +9,6 @@ from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Exchange
 from gradwire.contract.collective import Collective
 from gradwire.contract.registry import examples, load
-from gradwire.contract.spec import TensorSpec, chunk_bounds
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.pair import pair
 
@@ -68,14 +67,8 @@ def measure(settings: Json, report: Report) -> Json:
     source_N[indices_K] = torch.rand(len(indices_K)) + 0.5
     work_N = torch.empty_like(source_N)
     dense_N = torch.empty_like(source_N)
-    specs = [
-        TensorSpec("grad", stop - start)
-        for start, stop in chunk_bounds(draws.numel, settings["pieces"])
-    ]
     sides = {
-        name: TimedExchange(
-            name, exchange_of(name, draws.density), work_N, engine, specs
-        )
+        name: TimedExchange(name, exchange_of(name, draws.density), work_N, engine)
         for name in (DENSE, *settings["schemes"])
     }
 
@@ -89,7 +82,7 @@ def measure(settings: Json, report: Report) -> Json:
         compare(name, side.kept(work_N).add_(work_N), dense_N)
     figures = in_turn(sides, settings["repeats"], report, prepare)
     for name, side in sides.items():
-        figures[name]["imbalance"] = side.imbalance
+        figures[name]["imbalance"] = side.member.imbalance
     engine.close()
     return figures
 

@@ -20,17 +20,6 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 """Points (x, y) by the name of their line."""
 
 
-def draw(series: Series, path: Path, *, title: str, x_label: str, y_label: str) -> Path:
-    """Draws a line for each name through its (x, y) points and saves the picture as
-    PNG.
-
-    Raises InvalidSetting if no series has a point, or if matplotlib is missing.
-    """
-    return draw_panels(
-        {"": series}, path, title=title, x_label=x_label, y_label=y_label
-    )
-
-
 def draw_panels(
     panels: Mapping[str, Series],
     path: Path,
@@ -44,8 +33,8 @@ def draw_panels(
     own axes.
 
     A name has one colour in all panels, and stands in one legend. With ``doubling``
-    equal steps on the x axis double, and each x that has a point is marked. Raises as
-    ``draw`` does.
+    equal steps on the x axis double, and each x that has a point is marked. Raises
+    InvalidSetting if no series has a point, or if matplotlib is missing.
     """
     drawn = {
         panel: {name: list(points) for name, points in series.items() if len(points)}

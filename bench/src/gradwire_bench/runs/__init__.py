@@ -1,3 +1,1 @@
-"""Whole trainings that only developers compare: HSDP, shrinking, the matrix of
-programs.
-"""
+"""Whole trainings that only developers compare: HSDP, shrinking, far hosts."""

@@ -18,13 +18,14 @@ from torch import nn
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for
 from gradwire.measure.layers import profile as profile_model
-from gradwire.measure.links import measure_group_links
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Chunk, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.default_fusion import DEFAULT_CHANNELS, default_messages
 from gradwire.planning.planner.auto.judgement import setting_of
 from gradwire.planning.price import iteration_s
+
+from ..testbed.measured import measure_group_links
 
 METHODS = ("none", "uniform", "topk")
 SIZES_BYTES = tuple(2**power for power in (14, 17, 18, 20, 22))

@@ -26,13 +26,14 @@ from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.exchange.pair import pair
-from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+from gradwire.planning.data.profile import Profile
 from gradwire.runtime.attach import attach
 from gradwire.runtime.settings import FailurePolicy
 from gradwire.runtime.step.integrity import DEFAULT_CHECK_EVERY
 from gradwire_bench.checks import check_names
 from gradwire_bench.runs.turns import detach, print_rows, seconds_in_turn
 from gradwire_bench.schedule.replay import Replay, VirtualDevice
+from gradwire_lab.laws.inputs import profile_of
 
 SIDES = {
     "no checks": FailurePolicy(check_every=None),
@@ -59,16 +60,9 @@ one that is checked, where one in 64 is.
 
 def profile() -> Profile:
     """20 layers of 2 MB each, a third of 100 ms of them forward, the rest backward."""
-    layers = tuple(
-        Layer(
-            name=f"layer{i}",
-            tensors=(ProfiledTensor(name=f"layer{i}.weight", shape=(NUMEL,)),),
-            forward_s=STEP_S / 3 / NUM_LAYERS,
-            backward_s=STEP_S * 2 / 3 / NUM_LAYERS,
-        )
-        for i in range(NUM_LAYERS)
-    )
-    return Profile(model="waits", source="made up", batch_size=1, layers=layers)
+    layer_s = STEP_S / NUM_LAYERS
+    layer = ((NUMEL,), layer_s / 3, layer_s * 2 / 3)
+    return profile_of(*[layer] * NUM_LAYERS, model="waits")
 
 
 class Side:

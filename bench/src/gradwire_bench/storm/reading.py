@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from gradwire.cli.report.table import Row
-
-from .schedule import Fault
 
 Line = list[Any]
 """Seconds since the storm began, a word, and values."""
@@ -30,7 +28,7 @@ class Course(NamedTuple):
     """Steps that did not."""
     dead: list[Span]
     counted_at_s: list[float]
-    """When steps reached the model."""
+    """When work reached the model."""
     rounds: list[Any]
     """The rounds that this rank was in."""
     num_failed: int
@@ -39,16 +37,16 @@ class Course(NamedTuple):
 
 
 def read_lines(file: Path, begin_s: float, seconds: float) -> list[Line]:
-    """The lines of one rank until the storm is over, by the storm's clock.
+    """The lines of one rank, by the storm's clock, which begins at ``begin_s``.
 
-    It begins at ``begin_s`` of the ranks' clock, so what was before is below 0.
+    After the storm there is only word of its steps in the model.
     """
     lines = []
     for text in file.read_text(encoding="utf-8").splitlines():
         at_s, what, *values = json.loads(text)
         if what == "step":
             values[0] -= begin_s
-        if at_s - begin_s <= seconds:
+        if at_s - begin_s <= seconds or what in ("step", "in", "out", "back"):
             lines.append([at_s - begin_s, what, *values])
     return lines
 
@@ -57,8 +55,9 @@ def course_of(lines: Iterable[Line], seconds: float) -> Course:
     """The course of a rank in a storm of so many seconds.
 
     The words are "life" and "end" of a process, "step" with its begin and number, "in"
-    with a round and the numbers of the steps that it took in, "out" for a round without
-    this rank, "back" to the begin of a round, and "loss" with tokens and loss.
+    with a round, the numbers of the steps that it took in and whether there was work,
+    "out" for a round without this rank, "back" to the begin of a round, and "loss" with
+    tokens and loss.
     """
     by_word = defaultdict(list)
     rounds: dict[Any, list[int]] = {}
@@ -71,35 +70,41 @@ def course_of(lines: Iterable[Line], seconds: float) -> Course:
             num_taken_back += sum(number >= values[0] for number in rounds)
             rounds = {at: rounds[at] for at in rounds if at < values[0]}
     steps = {
-        number: (begin_s, end_s)
+        number: (max(begin_s, 0.0), min(end_s, seconds))
         for end_s, begin_s, number in by_word["step"]
-        if begin_s >= 0
+        if end_s > 0 and begin_s < seconds
     }
     in_model = {number for numbers in rounds.values() for number in numbers}
-    lives = [*(at_s for at_s, *_ in by_word["life"]), seconds][1:]
-    ends = [at_s for at_s, *_ in by_word["end"]]
+    lives = [at_s for at_s, *_ in by_word["life"]]
+    dead: dict[float, float] = {}
+    for end_s, *_ in by_word["end"]:
+        life_s = min((at_s for at_s in lives if at_s > end_s), default=seconds)
+        # a process may end before its first word
+        dead.setdefault(life_s, end_s)
     return Course(
         counted=[steps[number] for number in steps if number in in_model],
         lost=[steps[number] for number in steps if number not in in_model],
-        dead=[*zip(ends, lives, strict=False)],
-        counted_at_s=[at_s for at_s, _, numbers in by_word["in"] if numbers],
+        dead=[(end_s, life_s) for life_s, end_s in dead.items()],
+        counted_at_s=[at_s for at_s, *_, has_work in by_word["in"] if has_work],
         rounds=[*rounds],
         num_failed=len(by_word["out"]) + num_taken_back,
         losses=by_word["loss"],
     )
 
 
-def row_of(
-    name: str, courses: Sequence[Course], faults: Sequence[Fault], seconds: float
-) -> Row:
+def row_of(name: str, courses: Sequence[Course], seconds: float) -> Row:
     """The figures of one way."""
     in_rounds = Counter(number for one in courses for number in one.rounds)
     num_failed = sum(one.num_failed for one in courses)
-    back_s = []
-    for fault in faults:
-        after_s = [t for t in courses[fault.rank].counted_at_s if t > fault.begin_s]
-        if fault.kind == "kill":
-            back_s.append(min(after_s, default=seconds) - fault.begin_s)
+    back_s: list[float] = []
+    trains_s: list[float] = []
+    counts_s: list[float] = []
+    for one in courses:
+        begins_s = [begin_s for begin_s, _ in (*one.counted, *one.lost)]
+        for end_s, life_s in one.dead:
+            back_s.append(_next_s(one.counted_at_s, end_s))
+            trains_s.append(_next_s(begins_s, life_s))
+            counts_s.append(_next_s(one.counted_at_s, life_s))
     row: Row = {"name": name}
     for kind in ("counted", "lost", "dead"):
         spans = [span for one in courses for span in getattr(one, kind)]
@@ -109,8 +114,15 @@ def row_of(
         **row,
         "fraction_closed": in_rounds.total() / (in_rounds.total() + num_failed or 1),
         "fraction_in": fmean(in_rounds.values() or [0]) / len(courses),
-        "back_s": median(back_s),
+        "back_s": median(back_s or [nan]),
+        "trains_s": median(trains_s or [nan]),
+        "counts_s": median(counts_s or [nan]),
     }
+
+
+def _next_s(times_s: Iterable[float], since_s: float) -> float:
+    """The seconds from a time to the next of others, or for ever."""
+    return min((at_s for at_s in times_s if at_s > since_s), default=inf) - since_s
 
 
 def losses_of(courses: Sequence[Course]) -> list[Point]:

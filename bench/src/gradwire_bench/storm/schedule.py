@@ -15,8 +15,9 @@ from ..testbed.wide_area import WideArea
 DDP = "DDP, restarted"
 TORCHFT = "torchft DiLoCo"
 GRADWIRE = "gradwire"
-WAYS = (DDP, TORCHFT, GRADWIRE)
-"""The ways to train."""
+CALM = "gradwire, no faults"
+WAYS = (DDP, TORCHFT, GRADWIRE, CALM)
+"""The ways to train; the last one only where it is asked for."""
 COUNTS = {"kill": 28, "partition": 9, "stop": 8}
 """Faults of the storm that ft-diloco publishes, by kind."""
 RANK_HOURS = 16
@@ -59,6 +60,21 @@ def faults_of(seed: int, ranks: int, seconds: float, times: float = 1.0) -> list
     return sorted(faults)
 
 
+def kills_of(seed: int, ranks: int, seconds: float, every_s: float) -> list[Fault]:
+    """A kill of a drawn rank every so many seconds, but for the last quarter.
+
+    >>> [fault.begin_s for fault in kills_of(7, 8, 120.0, 30.0)]
+    [30.0, 60.0, 90.0]
+    """
+    draw = Random(seed)
+    faults = []
+    for place in range(int(0.75 * seconds / every_s)):
+        begin_s = (1 + place) * every_s
+        end_s = begin_s + draw.uniform(*LASTS_S)
+        faults.append(Fault(begin_s, end_s, "kill", draw.randrange(ranks)))
+    return faults
+
+
 @dataclass(frozen=True, kw_only=True)
 class StormBench:
     """The settings of ``bench storm``.
@@ -68,6 +84,9 @@ class StormBench:
         seconds: The length of the storm under each way, a whole number from 10.
         seed: All faults are drawn from it.
         times: Faults over those of ft-diloco's storm.
+        kill_every_s: Seconds from one kill to the next, in place of that storm. 0: that
+            storm.
+        width: The width of the model, which has four layers.
         rate_bytes_per_s: The rate of each host's link.
         delay_s: Seconds that a packet takes one way.
         step_s: Seconds of the first rank's step.
@@ -80,6 +99,8 @@ class StormBench:
     seconds: int = 600
     seed: int = 7
     times: float = 1.0
+    kill_every_s: float = 0.0
+    width: int = 128
     rate_bytes_per_s: float = 6.25e6
     delay_s: float = 0.04
     step_s: float = 0.5
@@ -106,4 +127,24 @@ class StormBench:
     @property
     def faults(self) -> list[Fault]:
         """The schedule."""
+        if self.kill_every_s:
+            return kills_of(self.seed, self.hosts, self.seconds, self.kill_every_s)
         return faults_of(self.seed, self.hosts, self.seconds, self.times)
+
+    @property
+    def fraction_alive(self) -> float:
+        """The share of ranks' seconds in which they are neither killed nor stopped.
+
+        No way's useful time is longer.
+        """
+        struck_s = sum(
+            min(fault.end_s, self.seconds) - fault.begin_s
+            for fault in self.faults
+            if fault.kind != "partition"
+        )
+        return 1 - struck_s / (self.hosts * self.seconds)
+
+    @property
+    def tail_s(self) -> float:
+        """The seconds after the storm in which its last steps may reach the model."""
+        return 4 * self.every * self.step_s + self.timeout_s

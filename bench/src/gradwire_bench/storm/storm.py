@@ -28,7 +28,7 @@ from ..testbed.netns import set_link
 from ..testbed.ranks import part_of
 from ..training.peers import is_there
 from .reading import Course, course_of, loss_at, losses_of, read_lines, row_of
-from .schedule import DDP, TORCHFT, WAYS, Fault, StormBench
+from .schedule import CALM, DDP, TORCHFT, WAYS, Fault, StormBench
 from .storm_rank import READY, Life, live, serve
 
 NOT_INSTALLED = f"{TORCHFT}: not installed; pip install torchft==0.2.0"
@@ -47,8 +47,9 @@ def run(settings: StormBench, report: Callable[[float, str], None]) -> dict[str,
     Returns:
         The record: settings, rows of figures, notes, and the ranks' courses by way.
     """
-    names = list(settings.ways or WAYS)
-    notes = []
+    names = list(settings.ways or WAYS[:-1])
+    most = settings.fraction_alive
+    notes = [f"no way can count more than {most:.1%}: ranks are dead or stopped"]
     if TORCHFT in names and not is_there("peer-torchft-diloco", ()):
         names.remove(TORCHFT)
         notes.append(NOT_INSTALLED)
@@ -60,13 +61,14 @@ def run(settings: StormBench, report: Callable[[float, str], None]) -> dict[str,
                 struck = _Struck(settings, name, hosts, Path(folder))
                 struck.run(part_of(report, place, len(names), f"{name} "))
                 ways[name] = struck.courses()
-            row = row_of(name, ways[name], settings.faults, settings.seconds)
+            row = row_of(name, ways[name], settings.seconds)
             rows.append({**row, "sent_bytes": struck.sent_bytes})
     points = [losses_of(courses) for courses in ways.values()]
-    equal = min(many[-1][1] for many in points)
+    last = points[-1]
     for row, many in zip(rows, points, strict=True):
         _, row["tokens"], row["loss"] = many[-1]
-        row["loss_at_equal_tokens"] = loss_at(equal, many)
+        equal = min(many[-1][1], last[-1][1])
+        row["loss_over_last"] = loss_at(equal, many) / loss_at(equal, last)
     return {
         "settings": {**asdict(settings), "faults": settings.faults},
         "rows": rows,
@@ -94,6 +96,7 @@ class _Struck:
         assert hosts.namespaces is not None
         self._spaces = hosts.namespaces
         self._folder = folder
+        self._files = [folder / f"{rank}" for rank in range(settings.hosts)]
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._lives: list[Any] = [None] * settings.hosts
@@ -111,8 +114,9 @@ class _Struck:
         settings = self._settings
         server = self._context.Process(target=serve, args=(self._life(settings.hosts),))
         server.start()
-        events = [(fault.begin_s, self._strike, fault) for fault in settings.faults]
-        events += [(fault.end_s, self._mend, fault) for fault in settings.faults]
+        faults = [] if self._way == CALM else settings.faults
+        events = [(fault.begin_s, self._strike, fault) for fault in faults]
+        events += [(fault.end_s, self._mend, fault) for fault in faults]
         events.sort(key=lambda event: event[0])
         # torch is imported by then, which ranks are forked with
         while not (self._folder / READY).exists() and server.is_alive():
@@ -124,12 +128,13 @@ class _Struck:
             self._storm_s = self._now_s()
             self._starts_s = [0.0] * settings.hosts
             before = self._sent()
-            while (now_s := self._now_s() - self._storm_s) < settings.seconds:
+            until_s = settings.seconds + settings.tail_s
+            while (now_s := self._now_s() - self._storm_s) < until_s:
                 while events and events[0][0] <= now_s:
                     _, act, fault = events.pop(0)
                     act(fault)
                 self._end_and_start()
-                report(now_s / settings.seconds, f"{now_s:.0f} s")
+                report(now_s / until_s, f"{now_s:.0f} s")
                 time.sleep(_POLL_S)
             self.sent_bytes = (self._sent() - before) / settings.hosts
         finally:
@@ -142,16 +147,14 @@ class _Struck:
     def courses(self) -> list[Course]:
         """The courses of all ranks."""
         seconds = self._settings.seconds
-        files = [self._folder / f"{rank}" for rank in range(self._settings.hosts)]
-        lines = [read_lines(file, self._storm_s, seconds) for file in files]
+        lines = [read_lines(file, self._storm_s, seconds) for file in self._files]
         return [course_of(of_rank, seconds) for of_rank in lines]
 
     def _all_train(self) -> bool:
         """Whether each rank has made a step."""
-        files = [self._folder / f"{rank}" for rank in range(self._settings.hosts)]
         return all(
             file.exists() and '"step"' in file.read_text(encoding="utf-8")
-            for file in files
+            for file in self._files
         )
 
     def _now_s(self) -> float:
@@ -191,7 +194,7 @@ class _Struck:
             lives[rank].kill()
             lives[rank].join()
             lives[rank] = None
-            with (self._folder / f"{rank}").open("a", encoding="utf-8") as file:
+            with self._files[rank].open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps([now_s, 'end'])}\n")
             self._starts_s[rank] = max(self._starts_s[rank], now_s + _PAUSE_S)
         may = [

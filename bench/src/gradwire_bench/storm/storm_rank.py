@@ -33,7 +33,7 @@ from ..faults.faults_rank import enter
 from ..testbed.netns import Namespaces, host_address
 from ..training.tasks import CONTEXT, make_task
 from ..workloads.gpt import GPT
-from .schedule import DDP, GRADWIRE, TORCHFT, StormBench
+from .schedule import CALM, DDP, GRADWIRE, TORCHFT, StormBench
 
 POINTS = 24
 """How often the model is scored; ranks take turns."""
@@ -96,7 +96,7 @@ class Learner:
         self.note("life")
         torch.manual_seed(0)
         self._task = make_task("gpt")
-        self.model = GPT(CONTEXT, width=128, num_layers=4)
+        self.model = GPT(CONTEXT, width=self.storm.width, num_layers=4)
         self._scored = deepcopy(self.model)
         self.optimizer = self._task.make_optimizer(self.model.parameters())
         # batches that no life before has seen
@@ -113,7 +113,7 @@ class Learner:
 
     def take_in(self, round_name: object, num_steps: int | None = None) -> None:
         """Notes a round that took in the next steps of this life, or all."""
-        self.note("in", round_name, self.open[:num_steps])
+        self.note("in", round_name, self.open[:num_steps], bool(self.open))
         del self.open[:num_steps]
 
     def state(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Learner:
         ranks = self.storm.hosts
         begin_s = self._now_s()
         # the last rank is four times as slow as the first one
-        end_s = begin_s + self.storm.step_s * (1 + 3 * rank / (ranks - 1))
+        step_s = self.storm.step_s * (1 + 3 * rank / (ranks - 1))
         point = int(begin_s / self.storm.seconds * POINTS)
         if point != self._point and point % ranks == rank:
             self._point = point
@@ -162,9 +162,10 @@ class Learner:
         is_local = forward is self.model
         if is_local:
             loss.backward()
-        time.sleep(max(0.0, end_s - self._now_s()))
+        time.sleep(max(0.0, begin_s + step_s - self._now_s()))
         self.open.append(self._batch)
-        self.note("step", begin_s, self._batch)
+        # a step that a busy machine makes longer counts no more
+        self.note("step", max(begin_s, self._now_s() - step_s), self._batch)
         self._batch += 1
         if not is_local:
             loss.backward()
@@ -293,6 +294,8 @@ def _gradwire(learner: Learner) -> None:
         every=storm.every,
         fragments=fragments,
         quorum=storm.hosts // 2,
+        # a step of the slowest rank, whose push would wait for a period otherwise
+        grace=4 * storm.step_s,
         tape=on_merge,
         failure=policy,
     )
@@ -307,5 +310,6 @@ _WAYS: dict[str, Callable[[Learner], None]] = {
     DDP: _ddp,
     TORCHFT: _torchft,
     GRADWIRE: _gradwire,
+    CALM: _gradwire,
 }
 """The ways to train, as functions that never return."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from gradwire.contract.bounds import check_number, check_whole
 from gradwire.errors import invalid
 
 from ..errors import TestbedUnavailable
@@ -66,34 +67,18 @@ class Testbed:
     wide_area: WideArea = NEAR
 
     def __post_init__(self) -> None:
-        if not 1 <= self.hosts <= MAX_HOSTS:
-            raise invalid(
-                "hosts",
-                self.hosts,
-                f"between 1 and {MAX_HOSTS}",
-                "4 is a good number to start",
-            )
-        if not 1 <= self.ranks_per_host <= MAX_RANKS_PER_HOST:
-            accepted = f"between 1 and {MAX_RANKS_PER_HOST}"
-            raise invalid(
-                "ranks_per_host", self.ranks_per_host, accepted, "leave it out for 1"
-            )
+        check_whole("hosts", self.hosts, "4 is a good number", most=MAX_HOSTS)
+        ranks_per_host = self.ranks_per_host
+        remedy = "leave it out for 1"
+        check_whole("ranks_per_host", ranks_per_host, remedy, most=MAX_RANKS_PER_HOST)
         check_rate("rate_bytes_per_s", self.rate_bytes_per_s)
         for host, _ in self.wide_area.slow:
             if host >= self.hosts:
                 accepted = f"one of the {self.hosts} hosts, 0 to {self.hosts - 1}"
                 raise invalid("slow host", host, accepted, "or add hosts")
-        if not 576 <= self.mtu <= 65_000:
-            raise invalid(
-                "mtu", self.mtu, "between 576 and 65000 bytes", "Ethernet has 1500"
-            )
-        if not 0 <= self.burst_s <= 1:
-            raise invalid(
-                "burst_s",
-                self.burst_s,
-                "between 0 and 1 second",
-                "0.0025 is the default",
-            )
+        check_whole("mtu", self.mtu, "Ethernet has 1500", least=576, most=65_000)
+        accepted = "between 0 and 1 second"
+        check_number("burst_s", self.burst_s, accepted, "leave it out", 0, 1)
 
     def link_shapers(self, host: int) -> LinkShapers:
         """Figures of both directions of a host's link."""
@@ -139,16 +124,6 @@ class Hosts:
         if self.namespaces is None:
             return command
         return [*self.namespaces.enter(self.namespaces.pids[host]), *command]
-
-    def change_rate(self, settings: Testbed) -> None:
-        """Gives all links the rate of other settings, in the midst of whatever they
-        carry.
-
-        Raises ``TestbedUnavailable`` where links are not shaped.
-        """
-        if self.namespaces is None:
-            raise TestbedUnavailable("plain loopback has no rate that can be changed")
-        shape(self.namespaces, _links(settings))
 
     def read_counters(self) -> tuple[InterfaceCounters, ...]:
         """Counters of every host's interface, read inside the host."""

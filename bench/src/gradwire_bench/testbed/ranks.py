@@ -19,7 +19,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradwire.measure.group import Report as Report
 from gradwire.measure.group import launched_group
 
 from .counters import InterfaceCounters
@@ -30,6 +29,8 @@ from .relay import RELAY, own_counters, relayed_group
 _POLL_S = 0.2
 Json = dict[str, Any]
 """Plain values by name: settings of a program, and its results."""
+Report = Callable[[float, str], None]
+"""Tells how far a measurement is: (fraction done in [0, 1], what is going on)."""
 
 
 def run_ranks(

@@ -10,21 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.collective.casync_ring import casync_ring
-from gradwire.compress.dgc import dgc
 from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.contract.registry import names
-from gradwire.errors import invalid
+from gradwire.errors import UnknownName
 from gradwire.exchange.by_name import algorithm_by_name, exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
-from gradwire.exchange.warmup import with_warmup
+from gradwire_lab.collective.casync_ring import casync_ring
+from gradwire_lab.compress.dgc import dgc
 from gradwire_lab.exchange.adapt import adapt
 from gradwire_lab.exchange.density_warmup import with_density_warmup
 from gradwire_lab.exchange.momentum import with_momentum_correction
+from gradwire_lab.exchange.warmup import with_warmup
 
 from ..workloads.task import TrainingTask
 from ..workloads.train import without_momentum
@@ -57,9 +57,7 @@ def method(name: str) -> Method:
     text = name.removeprefix("adapt:")
     called, settings = _called(text)
     if called not in names("compress"):
-        raise invalid(
-            "method", name, ", ".join((*RECIPES, *names("compress"))), "name another"
-        )
+        raise UnknownName("method", name, (*RECIPES, *names("compress")))
     algorithm = algorithm_by_name(called, settings)
     if name != text:
         return lambda task, steps: Recipe(

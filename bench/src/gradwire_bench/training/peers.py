@@ -3,13 +3,11 @@
 None of them comes with gradwire, and none is fetched. Accelerate is one of the
 frameworks that gradwire's extra installs; torchft is installed as torchft-nightly. The
 others are read from folders that ``bench train --peers`` names: ``demo.py`` of
-bloc97/DeMo (which needs einops), ``powersgd`` of epfml/powersgd, ``grace_dl`` of
-sands-lab/grace, ``dion`` of microsoft/dion, DEFT's ``gradient_reducers`` of kljp/deft.
+bloc97/DeMo (which needs einops), ``dion`` of microsoft/dion.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -24,10 +22,6 @@ from gradwire.runtime.local_steps.recipes import TIMES_RATE, hidden
 
 from .trainer import Trainer, rate_of_adamw
 
-RANK = 4
-"""The rank of PowerSGD: that of gradwire's default."""
-DENSITY = 0.01
-"""The density of top-k: that of gradwire's default."""
 RANK_FRACTION = 0.25
 """Dion's rank as a share of a matrix's smaller extent, at which it sends less than all
 of it.
@@ -75,82 +69,6 @@ def _dion(made: Trainer, dion: Any, period: int) -> Trainer:
         groups, replicate_mesh=dist.group.WORLD, lr=rate, rank_fraction=RANK_FRACTION
     )
     return replace(made, optimizer=optimizer)
-
-
-def _powersgd(made: Trainer, powersgd: Any, period: int) -> Trainer:
-    """Its ``optimizer_step``, which keeps errors in ``.grad``, where ``zero_grad``
-    drops them.
-    """
-    params = list(made.plain.parameters())
-    aggregator = powersgd.PowerSGD(
-        params,
-        config=powersgd.Config(rank=RANK, start_compressing_after_num_steps=period),
-    )
-    errors = [torch.zeros_like(param) for param in params]
-
-    def average() -> None:
-        torch._foreach_add_(errors, _grads(params))
-        means = aggregator.aggregate(errors)  # it leaves what it lost in its argument
-        for param, mean in zip(params, means, strict=True):
-            param.grad = mean
-
-    return replace(made, after_backward=average)
-
-
-def _grads(params: Sequence[nn.Parameter]) -> list[Tensor]:
-    grads = [param.grad for param in params if param.grad is not None]
-    assert len(grads) == len(params), "a parameter was not used"
-    return grads
-
-
-def _grace_topk(made: Trainer, helper: Any, period: int) -> Trainer:
-    """Top-k with a residual and an all-gather, tensor by tensor."""
-    exchange = helper.grace_from_params(
-        {
-            "compressor": "topk",
-            "memory": "residual",
-            "communicator": "allgather",
-            "compress_ratio": DENSITY,
-            "world_size": dist.get_world_size(),
-        }
-    )
-
-    def average() -> None:
-        for name, param in made.plain.named_parameters():
-            if param.grad is not None:
-                param.grad = exchange.step(param.grad, name)
-
-    return replace(made, after_backward=average)
-
-
-def _deft(made: Trainer, reducers: Any, period: int) -> Trainer:
-    """DEFT's authors' own reducer, and the memory of what it left that their trainings
-    keep.
-    """
-    params = list(made.plain.parameters())
-    # Its constructor draws 134 million numbers, a gigabyte of them, which this reducer
-    # never reads.
-    reducer = object.__new__(reducers.DeftReducer)
-    vars(reducer).update(
-        n_workers=dist.get_world_size(), rank=dist.get_rank(), device="cpu"
-    )
-    vars(reducer).update(compression=DENSITY, iteration=-1, timer=_untimed)
-    memories = [torch.zeros_like(param) for param in params]
-
-    def average() -> None:
-        grads = _grads(params)
-        torch._foreach_add_(grads, memories)
-        means = list(grads)
-        with redirect_stdout(sys.stderr):  # it prints figures
-            reducer.reduce(grads, means, memories)
-        for param, mean in zip(params, means, strict=True):
-            param.grad = mean
-
-    return replace(made, after_backward=average)
-
-
-def _untimed(what: str, verbosity: int = 0) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 def _accelerate(made: Trainer, local_sgd: Any, period: int) -> Trainer:
@@ -219,9 +137,6 @@ def _torchft_diloco(made: Trainer, torchft: Any, period: int) -> Trainer:
 PEERS: dict[str, Peer] = {
     "peer-demo": Peer("demo", _demo),
     "peer-dion": Peer("dion", _dion),
-    "peer-powersgd": Peer("powersgd", _powersgd),
-    "peer-grace-topk": Peer("grace_dl.dist.helper", _grace_topk),
-    "peer-deft": Peer("gradient_reducers", _deft),
     "peer-accelerate": Peer("accelerate.local_sgd", _accelerate),
     "peer-torchft-local_sgd": Peer("torchft.local_sgd", _torchft_local_sgd),
     "peer-torchft-diloco": Peer("torchft.local_sgd", _torchft_diloco),

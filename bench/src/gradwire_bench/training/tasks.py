@@ -11,8 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gradwire.errors import InvalidSetting, invalid
+from gradwire.errors import InvalidSetting
 
+from ..checks import check_names
 from ..workloads import fashion_mnist, patterns, text
 from ..workloads.convnet import ConvNet
 from ..workloads.gpt import GPT
@@ -47,12 +48,8 @@ def make_task(
     ``times_rate`` multiplies the learning rate that suits uncompressed training. Raises
     ``InvalidSetting`` for another name, and where the task's data is missing.
     """
-    if name not in TASKS:
-        raise invalid(
-            "task", name, " or ".join(TASKS), "leave it out: text needs no data"
-        )
-    if optimizer not in OPTIMIZERS:
-        raise invalid("optimizer", optimizer, " or ".join(OPTIMIZERS), "leave it out")
+    check_names("task", [name], TASKS)
+    check_names("optimizer", [optimizer], OPTIMIZERS)
     made = TASKS[name](seed)
     return TrainingTask(
         name=name,

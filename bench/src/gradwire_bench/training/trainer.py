@@ -81,7 +81,6 @@ class Trainer:
     plain: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: Schedule
-    after_backward: Callable[[], None] = lambda: None
     after_step: Callable[[], None] = lambda: None
     steps_done: int = 0
 
@@ -97,7 +96,6 @@ class Trainer:
         batch = task.batch(self.steps_done, dist.get_rank(), dist.get_world_size())
         self.optimizer.zero_grad()
         task.loss(self.model, *batch).backward()  # type: ignore[no-untyped-call]
-        self.after_backward()
         if task.max_norm is not None:
             nn.utils.clip_grad_norm_(self.plain.parameters(), task.max_norm)
         self.optimizer.step()

@@ -31,9 +31,11 @@ from gradwire_lab.compress.sparseloco import sparseloco
 from ..workloads.task import TrainingTask
 from ..workloads.train import Schedule
 from .methods import method
-from .peers import PEERS, RANK, joined
+from .peers import PEERS, joined
 from .trainer import Trainer, rate_of_adamw, under_ddp, under_powersgd
 
+RANK = 4
+"""The rank of PowerSGD: that of gradwire's default."""
 PERIOD = 20
 """Local steps between two exchanges, where a method takes local steps and its name says
 no other period behind an @.
@@ -106,28 +108,20 @@ def _trainer(
     return Trainer(task, model, plain, optimizer, Schedule(num_steps, num_steps // 10))
 
 
-def _hooked(
-    task: TrainingTask,
-    num_steps: int,
-    wrap: Callable[[nn.Module], nn.Module] = under_ddp,
-) -> Trainer:
-    plain = _first_values(task)
-    return _trainer(task, wrap(plain), plain, num_steps)
+def _hooked(wrap: Callable[[nn.Module], nn.Module]) -> Start:
+    """Trainers of a model that is wrapped."""
 
+    def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
+        plain = _first_values(task)
+        return _trainer(task, wrap(plain), plain, num_steps)
 
-def _ddp(task: TrainingTask, num_steps: int, period: int) -> Trainer:
-    return _hooked(task, num_steps)
-
-
-def _ddp_fp16(task: TrainingTask, num_steps: int, period: int) -> Trainer:
-    wrap = partial(under_ddp, hook=default_hooks.fp16_compress_hook)
-    return _hooked(task, num_steps, wrap)
+    return begin
 
 
 def _ddp_powersgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
     """Torch's PowerSGD, which begins with the full learning rate."""
     wrap = partial(under_powersgd, first=num_steps // 10, rank=RANK)
-    return _hooked(task, num_steps, wrap)
+    return _hooked(wrap)(task, num_steps, period)
 
 
 def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
@@ -142,7 +136,7 @@ def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
         None, alone, first, post_local_gradient_allreduce=False
     )
     wrap = partial(under_ddp, hook=post_localSGD_hook, state=state)
-    made = _hooked(task, num_steps, wrap)
+    made = _hooked(wrap)(task, num_steps, period)
     averager = PeriodicModelAverager(period=period, warmup_steps=first)
     made.after_step = lambda: averager.average_parameters(made.plain.parameters())
     return made
@@ -151,16 +145,21 @@ def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
 def _attached(exchange: Any) -> Start:
     """Trainers whose gradients go through an exchange, or by gradwire's own choice."""
 
+    def wrap(model: nn.Module) -> nn.Module:
+        attach(model, exchange)
+        return model
+
+    return _hooked(wrap)
+
+
+def _with_muon(start: Start) -> Start:
+    """Trainers with Muon in place of the task's optimizer."""
+
     def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
-        plain = _first_values(task)
-        attach(plain, exchange)
-        return _trainer(task, plain, plain, num_steps)
+        made = start(task, num_steps, period)
+        return replace(made, optimizer=_muon(made))
 
     return begin
-
-
-def _with_muon(made: Trainer) -> Trainer:
-    return replace(made, optimizer=_muon(made))
 
 
 def _muon(made: Trainer) -> recipes.MuonWithAdamW:
@@ -193,8 +192,8 @@ DDP = "ddp"
 """The trainer that others are compared with."""
 _FOUR_BITS: Compressor = load("compress", "uniform")(bitwidth=4)
 OTHERS: dict[str, Start] = {
-    DDP: _ddp,
-    "ddp-fp16": _ddp_fp16,
+    DDP: _hooked(under_ddp),
+    "ddp-fp16": _hooked(partial(under_ddp, hook=default_hooks.fp16_compress_hook)),
     "ddp-powersgd": _ddp_powersgd,
     "ddp-local_sgd": _ddp_local_sgd,
     "auto": _attached("auto"),
@@ -202,8 +201,8 @@ OTHERS: dict[str, Start] = {
     "local_steps-4bit": _locally(recipes.diloco, _FOUR_BITS),
     "local_steps-sparse": _locally(recipes.diloco, sparseloco()),
     "slowmo-4bit": _locally(recipes.diloco, _FOUR_BITS, outer=recipes.SLOWMO),
-    "ddp-muon": lambda task, num_steps, period: _with_muon(_hooked(task, num_steps)),
-    "muon-4bit": lambda *given: _with_muon(_attached(_FOUR_BITS)(*given)),
+    "ddp-muon": _with_muon(_hooked(under_ddp)),
+    "muon-4bit": _with_muon(_attached(_FOUR_BITS)),
     "muloco-4bit": _locally(recipes.muloco, _FOUR_BITS),
 }
 """Trainers by name, beside the methods: torch's own, and what takes local steps. Those
@@ -211,14 +210,14 @@ of the names ``local_steps`` have DiLoCo's outer optimizer. Muon beneath local s
 MuLoCo's recipe (Thérien et al., arXiv 2505.23725).
 """
 LOCAL = (
-    *(
-        "ddp-local_sgd",
-        "local_steps",
-        "local_steps-4bit",
-        "local_steps-sparse",
-        "slowmo-4bit",
-    ),
+    "ddp-local_sgd",
+    "local_steps",
+    "local_steps-4bit",
+    "local_steps-sparse",
+    "slowmo-4bit",
     "muloco-4bit",
-    *("peer-accelerate", "peer-torchft-local_sgd", "peer-torchft-diloco"),
+    "peer-accelerate",
+    "peer-torchft-local_sgd",
+    "peer-torchft-diloco",
 )
 """Trainers that take local steps: their names may have a period behind them."""

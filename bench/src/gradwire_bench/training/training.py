@@ -15,7 +15,7 @@ from gradwire.cli.report.table import Row
 from gradwire.contract.registry import names
 from gradwire.errors import invalid
 
-from ..checks import check_counts
+from ..checks import check_counts, check_names
 from ..testbed.ranks import Report, part_of
 from ..workloads.train import History, train
 from .methods import DENSE, method
@@ -46,12 +46,8 @@ class TrainBench:
             raise invalid(
                 "learning_rates", self.learning_rates, "an odd number", "write 3"
             )
-        for what, given, known in (
-            ("task", self.tasks, TASKS),
-            ("optimizer", self.optimizers, OPTIMIZERS),
-        ):
-            if unknown := [name for name in given if name not in known]:
-                raise invalid(what, unknown[0], " or ".join(known), "leave it out")
+        check_names("task", self.tasks, TASKS)
+        check_names("optimizer", self.optimizers, OPTIMIZERS)
 
     @property
     def title(self) -> str:

@@ -39,8 +39,8 @@ def module_of(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
     before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:

@@ -9,6 +9,7 @@ import typer
 
 from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.cli.report.table import Row
+from gradwire.contract.bounds import check_whole
 from gradwire.errors import invalid
 
 from ..planning.inputs import option, read_settings
@@ -93,8 +94,7 @@ def bench(
         ("threads", threads, 1),
         ("rounds", rounds, 4),
     ):
-        if value < least:
-            raise invalid(what, value, f"at least {least}", "leave it out")
+        check_whole(what, value, "leave it out", least=least)
     codecs = programs(name, settings, trait, more)
     with progress("compll bench"):
         kernel_bench = extension("kernel_bench", "a measurement of kernels")

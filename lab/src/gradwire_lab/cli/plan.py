@@ -166,10 +166,10 @@ def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[Row]:
     return rows
 
 
-def _contents(message: PlannedMessage, most: int = 1) -> str:
-    words = [f"{c.tensor}[{c.start}:{c.stop}]" for c in message.chunks[:most]]
-    more = len(message.chunks) - most
-    return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+def _contents(message: PlannedMessage) -> str:
+    first, *others = message.chunks
+    more = f" and {len(others)} more" if others else ""
+    return f"{first.tensor}[{first.start}:{first.stop}]{more}"
 
 
 def _emit_reasons(

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.commands.profile import from_file
 from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.measure.group import launched_group
 from gradwire.planning.data.profile import Profile
 
-from ..planning.inputs import option, read_settings
+from ..planning.inputs import from_file, option, read_settings
 from ..planning.zeros import NUM_GRADIENTS, measure_group_sparsity, sparsity_rows
 
 app = typer.Typer()

@@ -1,3 +1,3 @@
-"""Schemes for sparse payloads that ZEN's paper compares with; gradwire finds each by
-its file.
+"""Collectives beside gradwire's own: schemes that ZEN's paper compares with, and
+HiPress's ring. gradwire finds each by its file.
 """

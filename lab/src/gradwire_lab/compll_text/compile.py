@@ -215,18 +215,8 @@ def _factorising(declared: Declared, name: str, traits: Iterable[str]) -> Any:
         sent = Compressed({f"factor {i}": factor for i, factor in enumerate(factors)})
         return ProgramTrace(declared, self).decode(sent)
 
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {
-            key: value for key, value in defaults.items() if value is not None
-        }
-        namespace |= {
-            "__annotations__": kinds,
-            "__doc__": f"{name}, a program of matrices in CompLL's text.",
-            "encode": encode,
-            "decode": decode,
-        }
-
-    return fill
+    doc = f"{name}, a program of matrices in CompLL's text."
+    return _filling(kinds, defaults, doc, encode=encode, decode=decode)
 
 
 def _body(declared: Declared, name: str) -> Any:
@@ -247,16 +237,25 @@ def _body(declared: Declared, name: str) -> Any:
     def decode(self: Program, compressed: Compressed) -> Any:
         return ProgramTrace(declared, self).decode(compressed)
 
+    return _filling(
+        kinds,
+        defaults,
+        f"{name}, a program of CompLL's text.",
+        encode=encode_both if declared.wants_latest else encode,
+        decode=decode if "decode" in declared.functions else _nothing,
+    )
+
+
+def _filling(
+    kinds: dict[str, type], defaults: dict[str, Any], doc: str, **functions: Any
+) -> Any:
+    """A function that fills a class's namespace."""
+
     def fill(namespace: dict[str, Any]) -> None:
         namespace |= {
             key: value for key, value in defaults.items() if value is not None
         }
-        namespace |= {
-            "__annotations__": kinds,
-            "__doc__": f"{name}, a program of CompLL's text.",
-            "encode": encode_both if declared.wants_latest else encode,
-            "decode": decode if "decode" in declared.functions else _nothing,
-        }
+        namespace |= {"__annotations__": kinds, "__doc__": doc, **functions}
 
     return fill
 

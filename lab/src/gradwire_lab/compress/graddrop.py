@@ -18,7 +18,6 @@ density * N)).
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """
 
-from gradwire.compress._sampled import reaching
 from gradwire.contract import Layout
 from gradwire.contract.bounds import check_share
 from gradwire.contract.payload import Format
@@ -34,6 +33,8 @@ from gradwire.dsl.language import (
     top,
 )
 from gradwire.dsl.program import Program
+
+from ._sampled import reaching
 
 
 class graddrop(

@@ -37,7 +37,6 @@ from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.steps.size_only import SizeOnlyCompressor
 from gradwire.compress._coo import coo_format, share_of
 from gradwire.compress._residual import as_working
-from gradwire.compress._sampled import LEAST_ABOVE
 from gradwire.contract import (
     Exchange,
     Member,
@@ -56,6 +55,7 @@ from gradwire.contract.verbs import AllGather, Among, Steps
 from gradwire.dsl.philox import below
 from gradwire.errors import invalid
 
+from ._sampled import LEAST_ABOVE
 from ._threshold import Reaching, check_cap, estimating
 
 _LEAST_SHARE = 0.25

@@ -44,11 +44,11 @@ from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import Chooser, ErrorFeedback, chooser_of
-from gradwire.exchange.warmup import Steps_T, count_step, no_steps, steps_done
 
 from ._cheapest import chosen, total
 from .ladders import Ladder, ladder_of
 from .places import tensor_places
+from .warmup import Steps_T, count_step, no_steps, steps_done
 
 EVERY = 500
 """Steps from one measurement to the next by default."""

@@ -8,11 +8,11 @@ Differences: the docstrings of its parts state them: ``compress/dgc`` (sampled
     five incompatible algorithms DGC. Most are the selection alone: ``compress.dgc``.
 """
 
-from gradwire.compress.dgc import dgc
 from gradwire.contract import Exchange
 from gradwire.contract.bounds import check_whole
 from gradwire.errors import names_checked
 
+from ..compress.dgc import dgc
 from .clipping import check_norm, with_clipping
 from .density_warmup import warming_to, with_density_warmup
 from .momentum import with_momentum_correction

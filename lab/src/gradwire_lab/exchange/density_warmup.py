@@ -29,8 +29,9 @@ from gradwire.contract.verbs import Steps
 from gradwire.errors import invalid, names_checked
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import Wrapper, chooser_of
-from gradwire.exchange.warmup import WarmupState, no_steps, steps_done
 from gradwire.exchange.without_data import algorithms_in
+
+from .warmup import WarmupState, no_steps, steps_done
 
 DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 """The densities of the paper's stages; the last one is for good."""

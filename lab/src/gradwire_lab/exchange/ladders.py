@@ -31,7 +31,6 @@ from torch import Tensor
 
 from gradwire.collective.steps.size_only import SizeOnlyCompressor
 from gradwire.collective.steps.tensorwise import Tensorwise, tensor_sizes
-from gradwire.compress.dgc import dgc
 from gradwire.compress.powersgd import (
     MatrixState,
     MatrixStep,
@@ -47,6 +46,7 @@ from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import Pair, PairState
 
+from ..compress.dgc import dgc
 from ..compress.qsgd import BITWIDTHS as QSGD_BITWIDTHS
 from ..compress.qsgd import qsgd
 from .places import tensor_places

@@ -127,17 +127,16 @@ class MeasuredScheme(Wrapper):
             round(units / steps * total) if steps else num_entries(codec.typical(spec))
         )
         growth = merged / units if units else 0.0
-        dtype = value_dtype(codec, spec)
-        figures = (
+        name = scheme_of(
             min(count, total),
             spec.numel,
             codec.width,
-            dtype,
+            value_dtype(codec, spec),
             growth,
             me.world,
             me.cluster,
         )
-        return replace(self.inner, collective=load("collective", scheme_of(*figures))())
+        return replace(self.inner, collective=load("collective", name)())
 
 
 @lru_cache(maxsize=256)

@@ -40,18 +40,16 @@ def range_imbalance(units: UnitSparsity, num_ranks: int) -> tuple[float, float]:
         return skewed, skewed
     measured = min(num_ranks, units.imbalances[-1].ranks)
     growth = skewed / skew(units, measured)
-    pushes = [
-        (1, 1.0),
-        *((imbalance.ranks, imbalance.push) for imbalance in units.imbalances),
-    ]
-    pulls = [
-        (1, 1.0),
-        *((imbalance.ranks, imbalance.pull) for imbalance in units.imbalances),
-    ]
-    push = growth * between(pushes, measured)
-    pull = growth * between(pulls, measured)
     most = float(num_ranks)
-    return max(1.0, min(push, most)), max(1.0, min(pull, most))
+
+    def among_ranks(ratios: list[tuple[int, float]]) -> float:
+        ratio = growth * between([(1, 1.0), *ratios], measured)
+        return max(1.0, min(ratio, most))
+
+    return (
+        among_ranks([(one.ranks, one.push) for one in units.imbalances]),
+        among_ranks([(one.ranks, one.pull) for one in units.imbalances]),
+    )
 
 
 def sparcml_cost(at: SchemeInputs) -> Prediction:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
-from gradwire.collective.casync_ring import casync_ring
 from gradwire.contract import Exchange
 from gradwire.exchange.error_feedback import feedback_refusal, with_error_feedback
 from gradwire.exchange.pair import Pair
+from gradwire_lab.collective.casync_ring import casync_ring
 
 from .cases import Case, accuracy, kept_norm, kept_of, stepped, thinned, total_of
 from .tolerance import assert_near, largest, must, same_bits

@@ -51,8 +51,8 @@ def _means(
     return [mean_N for mean_N, _, _ in _driven(exchange, grads, seed, states).results]
 
 
-def _means_of(exchange: Exchange, case: Case, seed: int, step: int = 0) -> list[Tensor]:
-    return _means(exchange, case.grads(step), seed, case.states(exchange))
+def _means_of(exchange: Exchange, case: Case, seed: int) -> list[Tensor]:
+    return _means(exchange, case.grads(), seed, case.states(exchange))
 
 
 def _is_exact(exchange: Exchange, case: Case) -> bool:

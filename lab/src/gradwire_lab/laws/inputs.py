@@ -5,16 +5,20 @@ Everything is drawn from seeds, so that what broke a law can be made again:
 ``Drawn(kind="normal", numel=9, seed=27).grad()``.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.profile import GradientDType, Layer, Profile, ProfiledTensor
+if TYPE_CHECKING:
+    # needs pydantic, which gradients do without
+    from gradwire.planning.data.cluster import Cluster
+    from gradwire.planning.data.profile import GradientDType, Profile
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WIDE_KINDS = (
@@ -229,6 +233,8 @@ def profile_of(
     dtypes: Sequence[GradientDType] = ("float32",),
 ) -> Profile:
     """One layer a row; tensors take ``dtypes`` in turn."""
+    from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
+
     layers = []
     count = 0
     for place, (numels, forward_s, backward_s) in enumerate(rows):
@@ -287,6 +293,9 @@ def facts() -> tuple[Facts, ...]:
 
     Some layers have no gradients, some take no time, some tensors are empty.
     """
+    from gradwire.planning.data.cluster import Cluster
+    from gradwire.planning.data.fit import LineFit
+
     draw = random.Random(0)
     made = []
     for number in range(NUM_MODELS):

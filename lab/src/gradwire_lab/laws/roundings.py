@@ -26,8 +26,6 @@ UP_TO_128_RANKS = tuple(Case(world=world, numel=97, seed=world) for world in WOR
 """A number of elements that few numbers of ranks divide."""
 UP_TO_16_RANKS = tuple(case for case in UP_TO_128_RANKS if case.world <= 16)
 """The cases that ``gradwire check`` tries."""
-IN_ROUNDS = Case(world=3, numel=13_001, seed=3)
-"""Chunks so large that ``allreduce`` sends them to one rank after another."""
 
 
 def law_values_are_rounded_twice_among_any_number_of_ranks(

@@ -34,6 +34,7 @@ from gradwire.planning.simulation.closed_form import (
     carry,
 )
 
+from ..planning.blocks import block_starts, item_bytes, message_of
 from ..planning.curves import check_credit
 
 LANES = WholeNumbers(1, 8)
@@ -82,10 +83,8 @@ def bytescheduler(
     check_credit(credit)
     if credit_bytes is not None:
         check_bytes("credit_bytes", credit_bytes)
-    cut = buckets(profile)
-    num_messages = sum(
-        -(-tensor.numel // tensor.block_numel(partition_bytes)) for tensor in cut
-    )
+    cut = [(one, block_starts(one, partition_bytes)) for one in buckets(profile)]
+    num_messages = sum(len(starts) for _, starts in cut)
     if num_messages > MOST_MESSAGES:
         accepted = f"a size that cuts this model into at most {MOST_MESSAGES} messages"
         and_not = f"{accepted}, and not {num_messages}"
@@ -95,13 +94,12 @@ def bytescheduler(
     ready_s: list[float] = []
     parts_s: list[tuple[float, float]] = []
     sizes_bytes: list[int] = []
-    for bucket in cut:
-        step = bucket.block_numel(partition_bytes)
-        for start in range(0, bucket.numel, step):
-            stop = min(start + step, bucket.numel)
-            messages.append(PlannedMessage(chunks=bucket.chunks(start, stop)))
+    for bucket, starts in cut:
+        for start in starts:
+            messages.append(message_of(bucket, start, start + starts.step))
             ready_s.append(ends_s[bucket.layer])
-            sizes_bytes.append((stop - start) * bucket.item_bytes)
+            numel = sum(chunk.numel for chunk in messages[-1].chunks)
+            sizes_bytes.append(numel * item_bytes(bucket))
             parts_s.append(cluster.parts_s("all_reduce", sizes_bytes[-1]))
     # Made in forward order, so a message's own number is its priority.
     settings: dict[str, Setting] = {

@@ -44,7 +44,7 @@ import torch
 
 from gradwire.collective.steps.travel import travel
 from gradwire.contract import Compressor, Layout
-from gradwire.contract.bounds import check_share, check_whole
+from gradwire.contract.bounds import check_choice, check_share, check_whole
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import algorithm_by_name
@@ -142,9 +142,7 @@ def _exchange(
     """The exchange of what is compressed, and its algorithm; refuses what the cost
     model has no constants for.
     """
-    if collective not in COLLECTIVES:
-        known = ", ".join(map(repr, COLLECTIVES))
-        raise invalid("collective", collective, known, "write 'casync_ps'")
+    check_choice("collective", collective, COLLECTIVES)
     settings: dict[str, Setting] = {} if density is None else {"density": density}
     made: Any = algorithm_by_name(compressor, settings)
     is_pair = isinstance(made, Compressor)

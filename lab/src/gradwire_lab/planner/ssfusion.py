@@ -42,8 +42,7 @@ from itertools import accumulate
 from math import inf
 from operator import itemgetter
 
-from gradwire.contract.bounds import check_share
-from gradwire.errors import invalid
+from gradwire.contract.bounds import check_choice, check_share
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import (
@@ -51,7 +50,6 @@ from gradwire.planning.data.plan import (
     ExchangeSetting,
     Plan,
     PlannedMessage,
-    Setting,
 )
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.simulation.closed_form import Lane
@@ -109,8 +107,8 @@ def ssfusion(
     >>> {one.compressor for one in plan.exchanges.values()}
     {'selective'}
     """
-    _check("variant", variant, VARIANTS)
-    _check("bound", bound, BOUNDS)
+    check_choice("variant", variant, VARIANTS)
+    check_choice("bound", bound, BOUNDS)
     check_share("floor", floor)
     cost = SparseCost.of(cluster, sparsifier, density)
     codec = cluster.codecs.get(sparsifier)
@@ -149,16 +147,15 @@ def ssfusion(
 
 
 def _selective(sparsifier: str, density: float, num_dense: int) -> ExchangeSetting:
-    settings: dict[str, Setting] = {"sparsifier": sparsifier, "density": density}
-    settings["num_dense"] = num_dense
     return ExchangeSetting(
-        compressor="selective", settings=settings, error_feedback=True
+        compressor="selective",
+        settings={
+            "sparsifier": sparsifier,
+            "density": density,
+            "num_dense": num_dense,
+        },
+        error_feedback=True,
     )
-
-
-def _check(what: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise invalid(what, name, ", ".join(map(repr, known)), f"write {known[0]!r}")
 
 
 @dataclass

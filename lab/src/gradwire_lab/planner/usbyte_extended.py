@@ -28,13 +28,13 @@ from gradwire.planning.buckets import Bucket, buckets
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, Setting
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.usbyte import usbyte
-from gradwire.planning.planner.usbyte.phases import Instance, greedy, messages_of_blocks
 from gradwire.planning.planner_settings import SIZES
 from gradwire.planning.price import fewest_messages, iteration_s
 
 from ..planning.curves import check_credit
+from ..planning.phases import Instance, greedy, messages_of_blocks
 from .bytescheduler import LANES
+from .usbyte import usbyte
 
 SEARCH = {"basic_partition_bytes": SIZES, "credit": LANES}
 

@@ -26,6 +26,8 @@ from .scheme_reasons import explain_scheme, schemes_of
 WORTH = 0.02
 """A gain below this share is called none, as predictions are hardly more exact."""
 
+MOST_WAITS = 3
+"""The most waits that are told one by one."""
 _SPREAD = 1000.0
 _STEPS = 24
 """The rates looked at go from a thousandth of the cluster's to a thousand times it, in
@@ -199,11 +201,11 @@ def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
     )
 
 
-def _waits(account: Account, most: int = 3) -> Iterator[str]:
+def _waits(account: Account) -> Iterator[str]:
     waits = account.waits()
     timing = account.timing
     plan = account.plan
-    for wait in waits[:most]:
+    for wait in waits[:MOST_WAITS]:
         layer = account.profile.layers[wait.layer].name
         start_s = timing.message_start_s[wait.message]
         end_s = timing.message_end_s[wait.message]
@@ -219,9 +221,10 @@ def _waits(account: Account, most: int = 3) -> Iterator[str]:
             f"{format_seconds(end_s)}; the backward pass ends at "
             f"{format_seconds(timing.backward_end_s[0])}."
         )
-    if len(waits) > most:
-        rest_s = sum(wait.seconds for wait in waits[most:])
-        yield f"{len(waits) - most} more layers wait {format_seconds(rest_s)} together."
+    if len(waits) > MOST_WAITS:
+        rest_s = sum(wait.seconds for wait in waits[MOST_WAITS:])
+        more = len(waits) - MOST_WAITS
+        yield f"{more} more layers wait {format_seconds(rest_s)} together."
 
 
 def _faults(account: Account) -> Iterator[str]:

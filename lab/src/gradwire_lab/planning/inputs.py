@@ -2,21 +2,28 @@
 compressor.
 """
 
+from __future__ import annotations
+
 import ast
-from collections.abc import Sequence
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate, split
-from gradwire.errors import invalid
+from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, check_rate
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.data.stored import MOST_RANKS
+
+if TYPE_CHECKING:
+    from torch import nn
 
 RANKS = 8
 RATE = "10gbit"
@@ -134,3 +141,48 @@ def parse_bytes(text: str) -> int:
             "size", text, "a number with B, kB, MB, GB, KiB, MiB or GiB", "write 25MB"
         )
     return round(parts[0] * _BYTES[parts[1] or "b"])
+
+
+# ---- a user's model and step --------------------------------------------------------
+
+
+Made = tuple["nn.Module", Callable[[], object]]
+
+
+def from_file(where: str) -> Made:
+    """The (model, step) that ``function`` of ``FILE.py`` returns."""
+    from torch import nn
+
+    name, _, function = where.rpartition(":")
+    path = Path(name)
+    remedy = (
+        "write gradwire profile train.py:build, where build() returns (model, step)"
+    )
+    if not path.is_file():
+        raise invalid(
+            "model", where, "FILE.py:function with a file that exists", remedy
+        )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise invalid("model", where, "FILE.py:function with a Python file", remedy)
+    module = importlib.util.module_from_spec(spec)
+    # As Python does for a script: its neighbours can be imported, and classes find
+    # their module.
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    build = getattr(module, function, None)
+    if not callable(build):
+        raise invalid("model", where, f"a function that {path.name} defines", remedy)
+    made: Any = build()
+    if not (
+        isinstance(made, tuple)
+        and len(made) == 2
+        and isinstance(made[0], nn.Module)
+        and callable(made[1])
+    ):
+        raise InvalidSetting(
+            f"{function}() of {path.name} must return (model, step), a torch.nn.Module "
+            f"and a callable, got {type(made).__name__}; {remedy}"
+        )
+    return made

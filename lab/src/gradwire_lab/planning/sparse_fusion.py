@@ -35,11 +35,11 @@ from gradwire.contract.bounds import check_share
 from gradwire.contract.registry import names
 from gradwire.errors import UnknownName, invalid
 from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.exchange.sparse_schemes import TIE
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import Floats, LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.price import TIE
 
 from .curves import measured_each
 
@@ -95,8 +95,8 @@ class SparseCost:
     density: float
     encode: LineFit
     gather: LineFit
-    announces_sizes: bool
-    """Whether ranks announce the sizes of their payloads first."""
+    announced_s: float
+    """Seconds in which ranks announce the sizes of their payloads first."""
     num_shares: int = 1
     """The ranks of a host; each encodes and gathers an equal share."""
     on_hosts: LineFit = NOTHING
@@ -126,11 +126,13 @@ class SparseCost:
                 alpha_s=within.alpha_s + encode.alpha_s,
                 per_unit_s=4 * count * within.per_unit_s + encode.per_unit_s,
             )
+        gather = cluster.shares.line("all_gather")
+        is_exact = made.traits.exact_size
         return cls(
             density=density,
             encode=cluster.inline_line(compressor) or NOTHING,
-            gather=cluster.shares.line("all_gather"),
-            announces_sizes=not made.traits.exact_size,
+            gather=gather,
+            announced_s=0.0 if is_exact else gather.measured_s(SIZE_BYTES),
             num_shares=count,
             on_hosts=on_hosts,
         )
@@ -157,10 +159,7 @@ class SparseCost:
 
     def gather_bytes_s(self, size_bytes: float) -> float:
         """Seconds of the all-gather of a rank's payload, and of the sizes before."""
-        announced_s = (
-            self.gather.measured_s(SIZE_BYTES) if self.announces_sizes else 0.0
-        )
-        return announced_s + self.gather.measured_s(size_bytes)
+        return self.announced_s + self.gather.measured_s(size_bytes)
 
     def apart_s(self, numels: Sequence[int], payload_bytes: float) -> float:
         """Seconds of a message of tensors, each sparsified by itself, as ``gather_s``.
@@ -182,14 +181,11 @@ class SparseCost:
 
         ``longest`` elements stay on one rank of a host.
         """
-        announced_s = (
-            self.gather.measured_s(SIZE_BYTES) if self.announces_sizes else 0.0
-        )
         shares = np.ceil(numels / self.num_shares)
         size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * shares))
         largest = np.maximum(shares, longest)
         on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * largest
-        return on_hosts + (announced_s + measured_each(self.gather, size_bytes))
+        return on_hosts + (self.announced_s + measured_each(self.gather, size_bytes))
 
 
 def sparsifier(compressor: str, density: float) -> Compressor:
@@ -197,15 +193,13 @@ def sparsifier(compressor: str, density: float) -> Compressor:
 
     Refuses what sends no share of the elements.
     """
-    accepted = "a compressor with a density, such as 'dgc' or 'topk'"
-    refusal = invalid(
-        "compressor (sparsifier)", compressor, accepted, "see gradwire list compressor"
-    )
+    what = "compressor (sparsifier)"
     if compressor not in names("compress"):
-        raise UnknownName("compressor (sparsifier)", compressor, names("compress"))
+        raise UnknownName(what, compressor, names("compress"))
     made = algorithm_by_name(compressor, {"density": density})
     if not isinstance(made, Compressor) or made.traits.layout is not Layout.SPARSE:
-        raise refusal
+        accepted = "a compressor with a density, such as 'dgc' or 'topk'"
+        raise invalid(what, compressor, accepted, "see gradwire list compressor")
     return made
 
 

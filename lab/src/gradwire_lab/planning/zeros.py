@@ -34,7 +34,13 @@ from gradwire.exchange.by_name import algorithm_by_name
 from gradwire.kernels.sparse.entries import Entries, num_units
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
-from gradwire.measure.layers import TrainingStep, looked_into, no_progress, untouched
+from gradwire.measure.layers import (
+    TrainingStep,
+    looked_into,
+    no_progress,
+    today,
+    untouched,
+)
 from gradwire.measure.links import broadcast_figures
 from gradwire.planning.data.sparsity import (
     BLOCK,
@@ -427,9 +433,8 @@ def _warn_of_one_batch(
 
 
 def _described(num_steps: int, world: int) -> str:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     who = f"each of {world} ranks" if world > 1 else "one process"
     return (
-        f"{num_steps} batches in {who} ({platform.machine()}), {today}, torch "
+        f"{num_steps} batches in {who} ({platform.machine()}), {today()}, torch "
         f"{torch.__version__}; each batch stands for a rank"
     )

@@ -136,15 +136,3 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[..., N
 
 def _advance_nothing(amount: float = 1, note: str = "") -> None:
     pass
-
-
-class Fractions:
-    """Turns reports of progress, (fraction, what), into a `progress` bar's advances."""
-
-    def __init__(self, advance: Callable[..., None]) -> None:
-        self._advance = advance
-        self._done = 0.0
-
-    def __call__(self, fraction: float, what: str) -> None:
-        self._advance(fraction - self._done, what)
-        self._done = fraction

@@ -283,7 +283,7 @@ class PushPull(Collective):
         arrived = yield from push(
             me, sent, counts, form_of, most, beside=clear, like=out_N
         )
-        sums, announced = yield from self.merge(me, cut, arrived, counts, usual, out_N)
+        sums, announced = yield from self.merge(me, cut, arrived, counts, usual)
 
         def put(rank: int, entries: Entries) -> None:
             scatter_entries(entries, cut.parts[rank], out_N)
@@ -350,7 +350,6 @@ class PushPull(Collective):
         arrived: list[Packed],
         counts: list[int],
         usual: tuple[list[int], list[int]],
-        out_N: Tensor,
     ) -> Steps[tuple[Entries | None, list[MergeCounts]]]:
         """Adds up, in rank order, what arrived.
 

@@ -110,7 +110,7 @@ def _served(
         me, sent, counts, form_of, most, beside=nothing, like=like
     )
     usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
-    total, announced = yield from servers.merge(me, cut, arrived, counts, usual, like)
+    total, announced = yield from servers.merge(me, cut, arrived, counts, usual)
     rows_of_ranks = [units] * me.world
 
     def put(rank: int, entries: Entries) -> None:

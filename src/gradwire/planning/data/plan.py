@@ -89,7 +89,9 @@ class ExchangeSetting(Frozen):
 
 
 class Bulk(Frozen):
-    """The rules of a coordinator, which says when sends travel: ``exchange.bulk``.
+    """The rules of a coordinator, which says when sends travel.
+
+    It is in the package gradwire-lab.
 
     Args:
         rank: The rank that the coordinator is on. Default: 0.
@@ -138,7 +140,8 @@ class Plan(Stored):
         exchanges: The exchanges by the names that messages give. ``"dense"`` needs no
             entry. Default: none.
         bulk: The rules of a coordinator that starts sends in place of their messages'
-            order. None (the default): no coordinator.
+            order; it needs the package gradwire-lab. None (the default): no
+            coordinator.
 
     >>> chunk = Chunk(tensor="fc.weight", start=0, stop=1000)
     >>> message = PlannedMessage(chunks=(chunk,))

@@ -248,7 +248,7 @@ class EventEngine:
             while events and events[0][0] <= self.now_s:
                 heapq.heappop(events)[3]()
         if any(NEVER in rank.end_s for rank in self.ranks):
-            raise Deadlock(self._report())
+            raise self._deadlock()
         start_s = [rank.start_s for rank in self.ranks]
         return Timetable(self.spans, start_s, [rank.end_s for rank in self.ranks])
 
@@ -440,14 +440,11 @@ class EventEngine:
         self._done(course)  # what this makes ready competes for the lane
         self._compute_next(course.rank)
 
-    def _report(self) -> str:
+    def _deadlock(self) -> Deadlock:
         queues = (queue for posts in self.waiting.values() for queue in posts.values())
         posts = sorted(chain(*queues), key=lambda post: (post.rank, post.message))
-        lines = [str(post) for post in posts]
-        ended = [str(i) for i, rank in enumerate(self.ranks) if NEVER not in rank.end_s]
-        if ended:
-            lines.append(f"already ended: rank {', '.join(ended)}")
-        return "deadlock: " + "; ".join(lines)
+        ended = [i for i, rank in enumerate(self.ranks) if NEVER not in rank.end_s]
+        return Deadlock.of(map(str, posts), ended)
 
 
 def _announce(met: tuple[Post, ...]) -> None:

@@ -30,7 +30,7 @@ from ...contract.verbs import (
     Verb,
 )
 from ...errors import InvalidSetting, invalid
-from ...exchange.bulk import as_sends
+from ...exchange.sends import as_sends
 from ...exchange.without_data import algorithms_in, record
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit

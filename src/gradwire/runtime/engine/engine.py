@@ -25,7 +25,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ from ...contract.verbs import (
     Verb,
 )
 from ...errors import ExitCode, InvalidSetting, RankFailed
-from ...exchange.bulk import MOST_MESSAGES, LinkTransfer, as_sends
+from ...exchange.sends import THREADS, SchedulerOf, SendScheduler, as_sends
 from ..device.streams import SideStream
 from ..liveness.alarm import Alarm, said
 from ..liveness.blame import (
@@ -85,10 +85,6 @@ from ..transport.wire import (
     is_begun,
     open_channels,
 )
-from .slots import THREADS, Slots
-
-if TYPE_CHECKING:
-    from ...planning.data.plan import Bulk
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -157,11 +153,13 @@ class Engine:
 
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers
     are cut. Ranks are numbered host after host, with ``ranks_per_host`` on each host.
+    With ``ranks_per_replica`` they are numbered replica after replica. Then a rank
+    averages with the ranks of its place, and all replicas notice a loss together.
     ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
     channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
-    the bytes that were sent. With ``bulk`` a coordinator says when sends travel. Unless
-    it ``connects``, it has a pulse alone until ``connect`` is called.
+    the bytes that were sent. With ``scheduler_of`` a scheduler says when sends travel.
+    Unless it ``connects``, it has a pulse alone until ``connect`` is called.
     """
 
     is_copy = False
@@ -182,13 +180,22 @@ class Engine:
         on_span: Callable[[Span], None],
         shards: Membership = ALONE,
         ranks_per_host: int = 1,
+        ranks_per_replica: int = 1,
         checksums: bool = False,
-        bulk: Bulk | None = None,
+        scheduler_of: SchedulerOf | None = None,
         connects: bool = True,
     ) -> None:
+        self.everyone = who
+        """The ranks of all replicas, of which some leave and the others go on."""
+        if ranks_per_replica > 1:
+            who = who.across_hosts(ranks_per_replica)
         self.who = who
         self.rank = who.rank
         self.world = who.world
+        self.num_together = ranks_per_host * ranks_per_replica
+        """The number of ranks that go on or leave together."""
+        self.replica = self.everyone.on_host(ranks_per_replica)
+        """The ranks that hold this rank's model together."""
         self.shards = shards
         self.ranks_per_host = ranks_per_host
         self.timeout = timeout
@@ -219,20 +226,18 @@ class Engine:
             on_error=self._task_failed,
             prepare=lambda: torch.set_grad_enabled(False),
         )
-        self.bulk = bulk
-        self.slots: Slots | None = None
-        self._num_launched = 0
+        self._scheduler_of = scheduler_of
+        self.slots: SendScheduler | None = None
         self._pulse: Pulse | None = None
-        if who.world > 1:
+        if self.everyone.world > 1:
             self._pulse = Pulse(
-                who.name,
-                self.rank,
-                self.world,
+                *self.everyone[:3],
                 self._alarmed,
                 self._lose_store,
                 self._fail,
                 self._waits,
             )
+            self._pulse.peers = self._among_all(range(self.world))
         if connects:
             try:
                 self.connect()
@@ -246,11 +251,11 @@ class Engine:
         groups = self.routes.groups
         count = len(self.routes.lanes)
         per_host = self.ranks_per_host
-        bulk = self.bulk
-        self._open(Among.RANKS, who, count and count + 2 * bool(bulk))
-        if bulk and Among.RANKS in groups:
+        scheduler_of = self._scheduler_of
+        self._open(Among.RANKS, who, count and count + 2 * bool(scheduler_of))
+        if scheduler_of and Among.RANKS in groups:
             channels = groups[Among.RANKS].channels
-            self.slots = Slots(bulk, channels[count], channels[count + 1])
+            self.slots = scheduler_of(channels[count], channels[count + 1])
         self._open(Among.SHARDS, self.shards, count)
         if per_host > 1:
             self._open(Among.HOST, who.on_host(per_host), self.num_channels)
@@ -275,12 +280,14 @@ class Engine:
     def open_beside(self, name: str, timeout: timedelta = _ENDLESS) -> Channel:
         """A channel to all ranks that no message takes; all ranks call it.
 
-        By default its receives may wait for as long as training goes on: see ``watch``.
+        By default its receives may wait for as long as training goes on (see
+        ``watch``), and it carries no collectives.
         """
         who = self.who.beside(name)
-        [channel] = self.meanwhile(
-            "connect", lambda: open_channels(*who[:3], 1, timeout)
+        opening = partial(
+            open_channels, *who[:3], 1, timeout, is_measured=timeout is not _ENDLESS
         )
+        [channel] = self.meanwhile("connect", opening)
         group = RankGroup(*self.who[:3], [])
         self.routes.groups.setdefault(Among.RANKS, group).channels.append(channel)
         return channel
@@ -337,22 +344,24 @@ class Engine:
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; called between two steps."""
         channel = self.routes.first_channel
-        self._carry("broadcast", partial(broadcast_all, tensors, channel, src=source))
+        self.carry("broadcast", partial(broadcast_all, tensors, channel, src=source))
 
     def rows(self, own_N: Tensor) -> Tensor:
         """All ranks' tensors of one length, in rank order; between two steps."""
         rows_WN = own_N.new_empty(self.world, own_N.numel())
         gather = AllGather(rows_WN.view(-1), own_N)
         channel = self.routes.first_channel
-        self._carry("all_gather", partial(carry_out, [gather], [channel]))
+        self.carry("all_gather", partial(carry_out, [gather], [channel]))
         return rows_WN
 
-    def _carry(self, name: str, work: Callable[[], object]) -> None:
-        """Does an operation between two steps, which may reach no ranks."""
+    def carry(
+        self, name: str, work: Callable[[], object], step: int = IN_ATTACH
+    ) -> None:
+        """Does an operation outside of messages, which may reach no ranks."""
         try:
             work()
         except RuntimeError as error:
-            raise self.unreachable(name, error) from error
+            raise self.unreachable(name, error, step) from error
 
     def use(self, credit: int) -> None:
         """Has messages take the first ``credit`` channels from now on, as in a plan.
@@ -403,12 +412,10 @@ class Engine:
             how.is_inline,
             slots,
             how.after,
-            self._num_launched % MOST_MESSAGES,
+            0 if slots is None else slots.launch(),
         )
         end = driver.end
         if slots is not None:
-            self._num_launched += 1
-            slots.launch()
             manager.add(Task("ended", slots.end), [end])
         turn = driver.turn
         manager.add(turn, [*before, self._tails[lane]])
@@ -559,15 +566,14 @@ class Engine:
         return [] if self._pulse is None else self._pulse.signs()
 
     def next_epoch(self, own: Any, lost: Collection[int] = ()) -> dict[int, Any]:
-        """The ranks that go on without ``lost`` ranks; see `epochs.next_epoch`.
+        """The ranks of ``everyone`` that go on without its ``lost`` ranks.
 
-        ``own`` is the value that this rank announces.
+        ``own`` is the value that this rank announces. See `epochs.next_epoch`.
         """
         if self._pulse is None:
             return {}
-        return next_epoch(
-            self._pulse, self.who, own, self.timeout, lost, self.ranks_per_host
-        )
+        who = self.everyone
+        return next_epoch(self._pulse, who, own, self.timeout, lost, self.num_together)
 
     def survive(self) -> None:
         """Notes that the loss of a rank in a step ends no process."""
@@ -583,7 +589,14 @@ class Engine:
         code: int = ExitCode.RANK_LOST,
     ) -> BaseException:
         """Fails because of other ranks, announces it, and returns the error."""
-        return self.break_off(Alarm(ranks, step, text, code), how)
+        places = self._among_all(ranks)
+        if places != ranks:
+            text += self.who.explained(ranks)
+        return self.break_off(Alarm(places, step, text, code), how)
+
+    def _among_all(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """The numbers among ``everyone`` of ranks that average with this one."""
+        return self.everyone.in_group(self.who.in_job(ranks))
 
     def break_off(
         self, alarm: Alarm, how: str, *, in_step: bool = False
@@ -596,7 +609,7 @@ class Engine:
             if self._pulse is not None:
                 lingers = self._pulse.lingers or not in_step
                 alarm = self._pulse.raise_alarm(alarm, lingers=lingers)
-            self._fail(failure_of(alarm, self.who, how))
+            self._fail(failure_of(alarm, self.everyone, how))
         assert self._failure is not None
         return self._failure
 
@@ -688,18 +701,20 @@ class Engine:
             return
         # The steps found it, in values that all ranks had announced.
         if isinstance(error, RankFailed):
+            places = self._among_all(error.ranks)
             step = max(error.step, self._step)
-            alarm = Alarm(error.ranks, step, str(error), error.exit_code)
+            alarm = Alarm(places, step, str(error), error.exit_code)
             how = "by what ranks announced"
         elif task.lane in (*COMPUTING, None) or is_interrupt(error):
-            text = f"rank {self.rank} of {self.world} raised {said(error)}"
+            who = self.everyone
+            text = f"rank {who.rank} of {who.world} raised {said(error)}"
             self._pulse.raise_alarm(
-                Alarm((self.rank,), self._step, text, ExitCode.BROKEN)
+                Alarm((who.rank,), self._step, text, ExitCode.BROKEN)
             )
             self._fail(error)
             return
         else:
-            alarm = blamed(self._pulse, task.name, self._step, self.world)
+            alarm = blamed(self._pulse, task.name, self._step, self.everyone.world)
             how = f"{task.name}: {first_line(error)}"
         # An alarm of another rank that came in the meantime stands.
         self.break_off(alarm, how, in_step=True)
@@ -711,21 +726,29 @@ class Engine:
 
         ``name`` is the operation.
         """
-        alarm = blamed(self._pulse, name, step, self.world)
+        who = self.everyone
+        alarm = blamed(self._pulse, name, step, who.world)
         if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
             text = (
-                f"rank {self.rank} of {self.world} failed to {name} "
-                f"({first_line(error)})"
+                f"rank {who.rank} of {who.world} failed to {name} ({first_line(error)})"
             )
             text += ", and all ranks answer elsewhere"
             if name.startswith("connect"):
                 text += loopback_name()
-            alarm = Alarm((self.rank,), step, text, alarm.code)
+            alarm = Alarm((who.rank,), step, text, alarm.code)
         return self.break_off(alarm, f"{name}: {first_line(error)}")
+
+    def broken(self, name: str, error: BaseException, step: int) -> BaseException:
+        """The error to raise if a connection breaks, where all ranks may live.
+
+        Then it names none.
+        """
+        alarm = blamed(self._pulse, name, step, self.world)
+        return self.break_off(alarm, f"{name}: {first_line(error)}", in_step=True)
 
     def refuse_silence(self, step: int) -> None:
         """Raises on all ranks if a rank or the store is silent; this takes seconds."""
-        alarm = self._pulse and silence(self._pulse, step, self.world)
+        alarm = self._pulse and silence(self._pulse, step, self.everyone.world)
         if alarm:
             raise self.break_off(alarm, "it waited for them")
 
@@ -749,13 +772,12 @@ class Engine:
         in_background(look)
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(failure_of(alarm, self.who, "announced by another rank"))
+        self._fail(failure_of(alarm, self.everyone, "announced by another rank"))
 
     def _lose_store(self) -> None:
         # This rank ends. Ranks that ask later must not take it for the cause.
-        self.break_off(
-            blamed(self._pulse, "", self._step, self.world), "its store is lost"
-        )
+        alarm = blamed(self._pulse, "", self._step, self.everyone.world)
+        self.break_off(alarm, "its store is lost")
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -800,7 +822,7 @@ class Driver:
     step: int
     side: SideStream | None = None
     is_inline: bool = False
-    slots: Slots | None = None
+    slots: SendScheduler | None = None
     """Carries sends and receives; None if they wait for the message's turn."""
     after: Sequence[Task] = ()
     number: int = 0
@@ -884,7 +906,7 @@ class Driver:
         self._then(lambda: _results(asked, computes), apart, wire, in_slots)
 
     def _in_slots(
-        self, network: Sequence[Communication], slots: Slots
+        self, network: Sequence[Communication], slots: SendScheduler
     ) -> tuple[list[Communication], list[Task]]:
         """The verbs that wait for the message's turn, and the tasks of the others."""
         group = self.routes.groups[Among.RANKS]
@@ -894,18 +916,13 @@ class Driver:
             with as_on_a_lane():
                 verbs = as_sends(asked, group.rank, group.world)
             for verb in verbs:
-                if isinstance(verb, Send):
-                    ends = (group.rank, verb.dst)
-                elif isinstance(verb, Recv):
-                    ends = (verb.src, group.rank)
-                else:
+                if not isinstance(verb, (Send, Recv)):
                     left.append(verb)
                     continue
-                transfer = LinkTransfer(self.number, *ends, verb.buf.nbytes)
                 size_bytes = self.routes.sent_bytes(verb)
                 lane = self.routes.lanes[self.lane]
                 task = self.task(_name(verb), lambda: None, lane, size_bytes)
-                task.begin = partial(slots.offer, transfer, verb)
+                task.begin = partial(slots.offer, self.number, verb)
                 tasks.append(task)
         return left, tasks
 
@@ -1046,8 +1063,7 @@ def _results(asked: Verb | tuple[Verb, ...], tasks: Sequence[Task]) -> Any:
 
 
 def _name(verb: Communication) -> str:
-    among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
-    return f"{type(verb).__name__}{among}"
+    return f"{type(verb).__name__}{verb.among.ending}"
 
 
 def rows_of_all(world: int, own_N: Tensor, among: Among = Among.RANKS) -> Steps[Tensor]:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
@@ -188,14 +188,20 @@ class Membership(NamedTuple):
             if own is not None:
                 self._post(own, store)
             looked_s = time.monotonic()
+            absent = deque(due)
             while not (is_whole := store.check([*notes.values()])):
                 is_last = is_over or time.monotonic() > end_s
-                if is_last or time.monotonic() > looked_s + _LOOK_S:
+                # one after another, as each question to a far store takes long
+                for rank in [*absent][: None if is_last else 1]:
+                    absent.rotate(-1)
+                    if store.check([notes[rank]]):
+                        found[rank] = json.loads(store.get(notes[rank]))
+                        absent.remove(rank)
+                if is_last:
+                    break
+                if time.monotonic() > looked_s + _LOOK_S:
                     looked_s = time.monotonic()
-                    for rank, note in notes.items():
-                        if rank not in found and store.check([note]):
-                            found[rank] = json.loads(store.get(note))
-                    if is_last or store.check([_CAME]):
+                    if store.check([_CAME]):
                         break
                 time.sleep(POLL_S)
             return _values_of(due if is_whole else sorted(found), store)

@@ -41,8 +41,8 @@ def go_on_without(
 
     ``own`` is the value that this rank announces. A rank that the others have left
     behind goes on alone, and so does one that is cut off while it ``trains``. Raises
-    ``failure`` where this rank cannot go on: no rank is lost, or this rank is at fault,
-    or the job's store is lost, or it waits for ranks that it cannot reach.
+    ``failure`` where this rank cannot go on: it is at fault, or the job's store is
+    lost, or it waits for ranks that it cannot reach.
     """
 
     def may_come_back(old: Engine, failure: RankFailed) -> bool:

@@ -174,6 +174,7 @@ class RoundService:
         if survival is None:
             return
         engine.on_failure = partial(self._notice, engine)
+        engine.survive()
         try:
             engine.check()
         except RankFailed as failure:
@@ -661,7 +662,7 @@ class RoundService:
 
     def _lose(self, engine: Engine, error: BaseException) -> None:
         if not engine.has_failed:
-            engine.unreachable("exchange rounds", error, self.rounds.step)
+            engine.broken("exchange rounds", error, self.rounds.step)
 
     def _refuse_unlike(self, notes: list[Note]) -> None:
         for name, what, remedy in _ALIKE:

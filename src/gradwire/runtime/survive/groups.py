@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from ..device.devices import kind_of
 from ..engine.engine import Engine
-from ..transport.wire import Group, default_store, store_for
+from ..transport.wire import Group, default_store, group_store
 
 _log = logging.getLogger("gradwire")
 ON_HOST = "cpu:gloo"
@@ -52,8 +52,7 @@ def open_group(
         backends: The back end of each kind of device, as ``dist.get_backend_config``
             writes them. NCCL stays NCCL, and all others become gloo.
     """
-    # By its own connection, as who never comes would keep the job's busy.
-    store = PrefixStore(f"gradwire/{name}", store_for(name).clone())
+    store = group_store(name, timeout)
     group = dist.ProcessGroup(store, rank, world)
     default = _TYPES.GLOO
     gloo: Any = None

@@ -152,12 +152,16 @@ class Lookout:
                 if store.check([f"{number}/offer"]):
                     # by a rank 0 that is lost
                     store.set(f"{number}/over", "")
+            first = 1
             while not self._stop.wait(PERIOD_S):
                 # again and again, as a rank 0 that the others have left deletes it
                 store.set("run", self._fingerprint)
+                # a far store takes long to say so of each that has ever asked
+                while store.check([f"{first}/over"]):
+                    first += 1
                 now = {
                     n: store.add(f"{n}/beat", 0)
-                    for n in range(1, store.add("asked", 0) + 1)
+                    for n in range(first, store.add("asked", 0) + 1)
                     if not store.check([f"{n}/over"])
                 }
                 alive = [n for n in now if now[n] > beats.get(n, now[n])]

@@ -78,7 +78,7 @@ Group = Any
 Channel = Any
 """A process group of gradwire's own: of gloo, or of a device's own back end."""
 _T = TypeVar("_T")
-AMONG_SHARDS = f" among {Among.SHARDS.value}"
+AMONG_SHARDS = Among.SHARDS.ending
 """The end of the name of a communication among shards."""
 NUM_VERBS = 64
 """The number of last verbs that a record holds."""
@@ -91,10 +91,18 @@ BATCH_BYTES = 2**25
 POLL_S = 0.02
 """Seconds between two reads of a store by a rank that waits for other ranks' keys."""
 _log = logging.getLogger("gradwire")
+# gloo then asks a store for all ranks' addresses at once, not for one after another
+os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
 
 
 def open_channels(
-    name: str, rank: int, world: int, count: int, timeout: timedelta
+    name: str,
+    rank: int,
+    world: int,
+    count: int,
+    timeout: timedelta,
+    *,
+    is_measured: bool = True,
 ) -> list[Channel]:
     """``count`` process groups of the same ranks, each for one message at a time.
 
@@ -103,17 +111,16 @@ def open_channels(
     ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve:
     it names a group by the number of groups that the process has. Ranks with different
     numbers of groups would wait for each other for ever. It also keeps groups, with
-    their connections, until the job ends.
+    their connections, until the job ends. Channels that carry no collective need not be
+    measured.
     """
-    store = store_for(name)
-    # else a rank that never comes would keep the job's own connection busy
-    if name.startswith(REJOINED):
-        store = store.clone()
+    store = group_store(name, timeout)
     channels = [
-        HostChannel(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
+        HostChannel(PrefixStore(f"{i}", store), rank, world, timeout)
         for i in range(count)
     ]
-    agree_on_ways(channels[0])
+    if is_measured:
+        agree_on_ways(channels[0])
     for channel in channels:
         channel.latency_s = channels[0].latency_s
         channel.row_width = channels[0].row_width
@@ -188,6 +195,16 @@ def own_store(name: str) -> Any:
     So a call that is blocked elsewhere does not hold it up.
     """
     return PrefixStore(f"gradwire/{name}", store_for(name).clone())
+
+
+def group_store(name: str, timeout: timedelta) -> Any:
+    """``own_store``, for a process group whose ranks wait for each other there.
+
+    A rank that never comes keeps no other connection busy.
+    """
+    store = own_store(name)
+    store.set_timeout(timeout)
+    return store
 
 
 def missing_keys(store: Any, keys: list[str], within_s: float) -> tuple[int, ...]:
@@ -347,11 +364,9 @@ class Routes:
             if verb.among not in self.groups:
                 is_alone = Among.RANKS not in self.groups
                 why = "this rank is alone" if is_alone else "attach was given none"
-                among = ""
-                if verb.among is not Among.RANKS:
-                    among = f" among {verb.among.value}"
                 raise InvalidSetting(
-                    f"message {message} asks for {verb!r}{among}, and {why}: "
+                    f"message {message} asks for {verb!r}{verb.among.ending}, "
+                    f"and {why}: "
                     f"{_REMEDIES[verb.among]}"
                 )
         return [self.groups[verb.among].channels[lane] for verb in verbs]

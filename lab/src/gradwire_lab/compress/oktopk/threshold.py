@@ -62,10 +62,25 @@ def largest_entries(me: Member, name: str, values_N: Tensor, count: int) -> Entr
 
 
 def entries_reaching(
-    me: Member, name: str, values_N: Tensor, threshold: float, most: int
+    me: Member,
+    name: str,
+    values_N: Tensor,
+    threshold: float,
+    most: int,
+    residual_N: Residual = None,
 ) -> Entries:
-    """The elements that reach ``threshold``; of more than ``most`` the largest."""
-    return _listed(me, name, values_N, threshold, most, None)
+    """The elements that reach ``threshold``; of more than ``most`` the largest.
+
+    ``residual_N`` is as in ``reaching``.
+    """
+    made: list[tuple[Tensor, Tensor]] = []
+
+    def room(count: int) -> tuple[Tensor, Tensor]:
+        made.append(_room(me, name, count, values_N))
+        return made[0]
+
+    reaching(values_N, threshold, most, room, residual_N)
+    return Entries(*made[0])
 
 
 class Taken(NamedTuple):
@@ -93,7 +108,7 @@ def select_own(
     """
     most = min(grad_N.numel(), round(MOST * asked))
     if threshold:
-        taken = _listed(me, "own", grad_N, threshold, most, residual_N)
+        taken = entries_reaching(me, "own", grad_N, threshold, most, residual_N)
         if FEWEST * asked <= taken.num < most:
             return Taken(taken, OWN.corrected(threshold, taken.num, asked))
         if residual_N is not None:
@@ -137,24 +152,6 @@ def put_back(me: Member, taken: Entries, out_N: Tensor, residual_N: Tensor) -> N
     take(out_N, taken.indices_K, arrived_K)
     lost_K = ((arrived_K == 0) & taken.values.isfinite()).nonzero().flatten()
     select.scatter_add(taken.indices_K[lost_K], taken.values[lost_K], residual_N)
-
-
-def _listed(
-    me: Member,
-    name: str,
-    values_N: Tensor,
-    threshold: float,
-    most: int,
-    residual_N: Residual,
-) -> Entries:
-    made: list[tuple[Tensor, Tensor]] = []
-
-    def room(count: int) -> tuple[Tensor, Tensor]:
-        made.append(_room(me, name, count, values_N))
-        return made[0]
-
-    reaching(values_N, threshold, most, room, residual_N)
-    return Entries(*made[0])
 
 
 def _room(me: Member, name: str, count: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,8 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...errors import RankFailed
-from ...exchange.bulk import (
+from gradwire.contract.verbs import Recv, Send
+from gradwire.errors import RankFailed
+from gradwire.exchange.sends import THREADS
+from gradwire.runtime.transport.task_graph import Over
+
+from .bulk import (
+    MOST_MESSAGES,
     Batch,
     Coordinator,
     Endpoint,
@@ -30,13 +35,10 @@ from ...exchange.bulk import (
     packed_rows,
     unpacked_rows,
 )
-from ..transport.task_graph import Over
 
 if TYPE_CHECKING:
-    from ...planning.data.plan import Bulk
+    from gradwire.planning.data.plan import Bulk
 
-THREADS = "gradwire slots"
-"""The name of the threads that wait for other ranks."""
 _FRAME_BYTES = 2**17
 """Room for what is told at once: `MOST_TOLD` rows of 14 bytes, even if none shrinks."""
 
@@ -61,6 +63,7 @@ class Slots:
         world = told.size()
         self._num_owed = [0] * world
         """Messages launched here that each rank has not ended."""
+        self._num_launched = 0
         self._head = min(rules.rank, world - 1)
         self._endpoint = Endpoint(self._rank)
         self._lock = threading.Condition()
@@ -87,8 +90,13 @@ class Slots:
             guarded = partial(self._guarded, work)
             threading.Thread(target=guarded, name=THREADS, daemon=True).start()
 
-    def offer(self, transfer: LinkTransfer, verb: Any, over: Over) -> None:
+    def offer(self, message: int, verb: Send | Recv, over: Over) -> None:
         """Takes a verb that its message has come to; calls ``over`` when it is done."""
+        if isinstance(verb, Send):
+            ends = (self._rank, verb.dst)
+        else:
+            ends = (verb.src, self._rank)
+        transfer = LinkTransfer(message, *ends, verb.buf.nbytes)
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -98,11 +106,14 @@ class Slots:
             self._lock.notify_all()
         self._deliver(wanted)
 
-    def launch(self) -> None:
-        """Counts a message, which all ranks launch."""
+    def launch(self) -> int:
+        """Counts a message, which all ranks launch; returns its number."""
         with self._lock:
-            self._num_owed = [number + 1 for number in self._num_owed]
+            number = self._num_launched
+            self._num_launched = (number + 1) % MOST_MESSAGES
+            self._num_owed = [owed + 1 for owed in self._num_owed]
             self._lock.notify_all()
+        return number
 
     def end(self) -> None:
         """Counts a message that has ended here."""

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ...contract.registry import extension, names
-from ...contract.units import parse_rate
-from ...errors import InvalidSetting, invalid
-from ...planning import catalogue
-from ...planning.data.cluster import PRIMITIVES, Cluster
-from ...planning.data.profile import Profile
-from ..report.links import Delay, Down, Jitter, Slow, Up, line_row
-from ..report.output import AsJson, Fractions, emit, progress
-from ..report.table import Row, in_sections
+from gradwire.cli.report.links import line_row
+from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row, in_sections
+from gradwire.contract.registry import names
+from gradwire.contract.units import parse_rate
+from gradwire.errors import invalid
+from gradwire.planning import catalogue
+from gradwire.planning.data.cluster import PRIMITIVES, Cluster
+from gradwire.planning.data.profile import Profile
+from gradwire_lab.planning.inputs import Made, from_file
 
-if TYPE_CHECKING:
-    from torch import nn
+from ..report.fractions import Fractions
+from ..testbed.wide_area import NEAR, WideArea
+from ._options import option, with_links
 
 app = typer.Typer()
 
@@ -32,7 +31,9 @@ TIMEOUT_S = 900.0
 
 
 @app.command()
+@with_links
 def profile(
+    wide_area: WideArea,
     model: Annotated[
         str,
         typer.Argument(
@@ -40,30 +41,19 @@ def profile(
             "catalogue, to measure only the cluster."
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(help="Folder for profile.json and cluster.json.")
-    ] = Path("profile"),
+    out: Annotated[Path, option("Folder for profile.json and cluster.json.")] = Path(
+        "profile"
+    ),
     hosts: Annotated[
-        int | None, typer.Option(help=f"Measure that many shaped hosts, else {HOSTS}.")
+        int | None, option(f"Measure that many shaped hosts, else {HOSTS}.")
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Option(help=f"Measure shaped hosts with such links, else {RATE}."),
+        option(f"Measure shaped hosts with such links, else {RATE}."),
     ] = None,
-    delay: Delay = 0.0,
-    jitter: Jitter = 0.0,
-    up: Up = None,
-    down: Down = None,
-    slow: Slow = None,
-    iterations: Annotated[
-        int | None, typer.Option(help="Steps that are measured.")
-    ] = None,
-    codecs: Annotated[
-        bool, typer.Option(help="Measure compressors with the cluster.")
-    ] = True,
-    picture: Annotated[
-        Path | None, typer.Option(help="Write a picture (PNG) here.")
-    ] = None,
+    iterations: Annotated[int | None, option("Steps that are measured.")] = None,
+    codecs: Annotated[bool, option("Measure compressors with the cluster.")] = True,
+    picture: Annotated[Path | None, option("Write a picture (PNG) here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model's layers, and what messages and compressors cost on a cluster.
@@ -77,21 +67,20 @@ def profile(
     model_and_step = from_file(model) if ":" in model else None
     if model_and_step is None:
         catalogue.load(model)  # or an error that lists the names
-    links = None
-    if delay or jitter or up or down or slow:
-        links = _testbed().read_wide_area(delay, jitter, up, down, slow)
     is_catalogued = model_and_step is None
-    asked = is_catalogued or hosts is not None or rate is not None or links is not None
+    is_shaped = rate is not None or wide_area != NEAR
+    asked = is_catalogued or hosts is not None or is_shaped
     measured = None if model_and_step is None else _profiled(model_and_step, iterations)
-    cluster = _cluster(hosts, rate, codecs, asked, links)
+    cluster = _cluster(hosts, rate, codecs, asked, wide_area)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     _save(measured, cluster, out)
     _show(measured, cluster, as_json)
     if picture is not None:
+        from ..report.profile_pictures import draw
+
         layers = () if measured is None else measured.layers
-        pictures = extension("pictures", "a picture (gradwire profile --picture)")
-        pictures.draw(layers, cluster, picture, title=model)
+        draw(layers, cluster, picture, title=model)
     if not as_json:
         typer.echo(f"written to {out}")
 
@@ -103,31 +92,35 @@ def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> No
             made.save(folder / name)
 
 
-def _testbed() -> Any:
-    return extension("testbed", "a measurement of hosts (gradwire profile)")
-
-
 def _cluster(
-    hosts: int | None, rate: str | None, codecs: bool, asked: bool, links: Any
+    hosts: int | None,
+    rate: str | None,
+    codecs: bool,
+    asked: bool,
+    wide_area: WideArea,
 ) -> Cluster | None:
     """Measures the ranks that torchrun started or, where asked for, shaped hosts.
 
-    Where no hosts can be made, gradwire-bench measures the loopback.
+    Where no hosts can be made, the loopback is measured.
     """
+    from ..testbed import measured
+
     compressors = names("compress") if codecs else ()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        for name, given in (("--hosts", hosts), ("options of links", links)):
-            if given is not None:
+        for name, given, default in (
+            ("--hosts", hosts, None),
+            ("options of links", wide_area, NEAR),
+        ):
+            if given != default:
                 raise invalid(
                     name, given, "left out under torchrun", "it measures its own ranks"
                 )
-        from ...measure.group import launched_group
-        from ...measure.links import measure_group_links
+        from gradwire.measure.group import launched_group
 
         known = None if rate is None else parse_rate(rate)
         with progress("measuring the ranks", total=1) as advance, launched_group():
             report = Fractions(advance)
-            return measure_group_links(
+            return measured.measure_group_links(
                 report, compressors=compressors, rate_bytes_per_s=known
             )
     if not asked:
@@ -135,64 +128,20 @@ def _cluster(
     if (hosts := hosts or HOSTS) < 2:
         raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
     rate_bytes_per_s = parse_rate(rate or RATE)
-    testbed = _testbed()
     with progress(f"measuring {hosts} hosts", total=1) as advance:
-        made: Cluster = testbed.measured_cluster(
+        return measured.measured_cluster(
             hosts,
             rate_bytes_per_s,
             compressors,
             Fractions(advance),
             timeout_s=TIMEOUT_S,
-            wide_area=links,
+            wide_area=wide_area,
         )
-    return made
-
-
-Made = tuple["nn.Module", Callable[[], object]]
-
-
-def from_file(where: str) -> Made:
-    """The (model, step) that ``function`` of ``FILE.py`` returns."""
-    from torch import nn
-
-    name, _, function = where.rpartition(":")
-    path = Path(name)
-    remedy = (
-        "write gradwire profile train.py:build, where build() returns (model, step)"
-    )
-    if not path.is_file():
-        raise invalid(
-            "model", where, "FILE.py:function with a file that exists", remedy
-        )
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise invalid("model", where, "FILE.py:function with a Python file", remedy)
-    module = importlib.util.module_from_spec(spec)
-    # As Python does for a script: its neighbours can be imported, and classes find
-    # their module.
-    sys.path.insert(0, str(path.resolve().parent))
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    build = getattr(module, function, None)
-    if not callable(build):
-        raise invalid("model", where, f"a function that {path.name} defines", remedy)
-    made: Any = build()
-    if not (
-        isinstance(made, tuple)
-        and len(made) == 2
-        and isinstance(made[0], nn.Module)
-        and callable(made[1])
-    ):
-        raise InvalidSetting(
-            f"{function}() of {path.name} must return (model, step), a torch.nn.Module "
-            f"and a callable, got {type(made).__name__}; {remedy}"
-        )
-    return made
 
 
 def _profiled(made: Made, iterations: int | None) -> Profile:
-    from ...measure.layers import NUM_WARM_UP
-    from ...measure.layers import profile as profile_model
+    from gradwire.measure.layers import NUM_WARM_UP
+    from gradwire.measure.layers import profile as profile_model
 
     model, step = made
     total = None if iterations is None else NUM_WARM_UP + iterations

@@ -2,7 +2,16 @@
 
 import math
 
-from ..dsl.language import Scalar, Vector, filter, greater, map, pick, sample, sort
+from gradwire.dsl.language import (
+    Scalar,
+    Vector,
+    filter,
+    greater,
+    map,
+    pick,
+    sample,
+    sort,
+)
 
 LEAST_ABOVE = 64
 """The number of a sample above its threshold, which spreads by an eighth."""

@@ -1,4 +1,4 @@
-"""One rank of ``gradwire bench matrix``: runs a program as torchrun would, and tells
+"""One rank of ``matrix``: runs a program as torchrun would, and tells
 how it ended.
 
 The exchange that the program names is replaced by the cell's, where ``gw.attach`` and
@@ -31,15 +31,15 @@ from gradwire.errors import GradwireError
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.planner.usbyte import usbyte
 from gradwire.runtime.attach import Attachment
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.grid.reals import as_reals
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.settings import Settings, trained
 from gradwire.runtime.transport import wire
+from gradwire_lab.planner.usbyte import usbyte
 
-PROGRAMS = Path(__file__).parents[4] / "examples" / "matrix"
+PROGRAMS = Path(__file__).resolve().parents[1] / "examples" / "matrix"
 PLAN = "plan"
 EXCHANGES: dict[str, Compressor | Exchange | None] = {
     "none": none(),

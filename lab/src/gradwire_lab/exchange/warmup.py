@@ -24,15 +24,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compress.none import none
-from ..contract import Compressor, Exchange, Member, Residual, State
-from ..contract.bounds import check_whole
-from ..contract.spec import TensorSpec
-from ..contract.verbs import Steps
-from ..errors import invalid, names_checked
-from .by_name import beside, exchange_for
-from .error_feedback import Wrapper
-from .pair import PairState
+from gradwire.compress.none import none
+from gradwire.contract import Compressor, Exchange, Member, Residual, State
+from gradwire.contract.bounds import check_whole
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import Steps
+from gradwire.errors import invalid, names_checked
+from gradwire.exchange.by_name import beside, exchange_for
+from gradwire.exchange.error_feedback import Wrapper
+from gradwire.exchange.pair import PairState
 
 # ---- steps done, counted alike on all ranks ------------------------------------------
 #

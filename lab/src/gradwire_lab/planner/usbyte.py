@@ -16,7 +16,7 @@ Differences from the paper:
       verbs. So no plan is longer than wfbp's or than the sequential one.
     - If the second phase begins with the layer that the first one ended with, the two
       blocks are one.
-    One block travels at a time and no layers are merged, as in the paper: the lab's
+    One block travels at a time and no layers are merged, as in the paper:
     ``usbyte_extended`` does both.
 Settings: basic_partition_bytes, the paper's S_p in bytes (a block holds one element or
     more), which the paper finds by Bayesian optimisation, as ``tune=True`` does.
@@ -26,14 +26,15 @@ Order: algorithm 2's while the backward runs, forward order after it (theorem 1)
 
 from functools import partial
 
-from ...buckets import buckets, check_bytes
-from ...data.cluster import Cluster
-from ...data.plan import Plan
-from ...data.profile import Profile
-from ...planner_settings import SIZES
-from ...price import iteration_s
-from ..wfbp import wfbp
-from .phases import Instance, greedy, messages_of_blocks
+from gradwire.planning.buckets import buckets, check_bytes
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import Plan
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.planner_settings import SIZES
+from gradwire.planning.price import iteration_s
+
+from ..planning.phases import Instance, greedy, messages_of_blocks
 
 SEARCH = {"basic_partition_bytes": SIZES}
 

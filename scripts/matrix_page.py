@@ -1,13 +1,26 @@
-"""Pairs of features: each is refused by a sentence, or a test trains with both.
+"""Writes the tables of ``docs/matrix.md``: programs by exchanges, pairs of features.
 
-The table of ``gradwire.runtime.pairs`` says which are refused, and by what words. All
-other pairs of ``ALL`` go together, which ``SHOWN`` shows.
+    python -m scripts.matrix_page [--pairs]
+
+It runs all programs, or with ``--pairs`` writes the table of pairs alone. It ends with
+1 if a cell is wrong.
+
+A pair of features is refused by a sentence, or a test trains with both. The table of
+``gradwire.runtime.pairs`` says which are refused, and by what words. All other pairs of
+``ALL`` go together, which ``SHOWN`` shows.
 """
 
+from __future__ import annotations
+
+import sys
 from itertools import combinations
+from pathlib import Path
 
 from gradwire.runtime.pairs import CAUTIONS, REFUSED, Feature, RefusedPair
 
+from .matrix import Found, Matrix, is_wrong, rows, run
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "matrix.md"
 EXCHANGES = (
     "none",
     "error feedback",
@@ -51,7 +64,10 @@ _IMPLIED: dict[str, str] = {
         Feature.JOINT_PAYLOAD,
     ),
 }
-MARKS = "<!-- pairs -->", "<!-- end of the pairs -->"
+PAIRS = "<!-- pairs -->", "<!-- end of the pairs -->"
+PROGRAMS = "<!-- matrix -->", "<!-- end of the matrix -->"
+"""The marks around each table of the page."""
+VERDICTS = ("same", "refused", "skipped", "WRONG")
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -78,8 +94,8 @@ def together(first: str) -> list[str]:
     return [b for a, b in pairs() if a == first and refusal_of(a, b) is None]
 
 
-def markdown() -> str:
-    """The section of the table's page."""
+def pairs_table() -> str:
+    """The table of pairs."""
     refused = [
         (a, b, found) for a, b in pairs() if (found := refusal_of(a, b)) is not None
     ]
@@ -103,3 +119,44 @@ def markdown() -> str:
 def _sentence(pair: RefusedPair) -> str:
     text = f"{pair.what} must be {pair.accepted}; {pair.remedy}"
     return text.format(first="...", second=pair.second)
+
+
+def programs_table(results: Found) -> str:
+    """The table of programs, and its notes."""
+    made, notes = rows(results)
+    columns = list(made[0])
+    lines = [f"| program | {' | '.join(columns[1:])} |", f"|{' --- |' * len(columns)}"]
+    lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in made]
+    counted = [cell.verdict for _, cells in results.values() for cell in cells.values()]
+    reported = ", ".join(f"{counted.count(verdict)} {verdict}" for verdict in VERDICTS)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{len(counted)} cells: {reported}.",
+            *(f"\n{note}" for note in notes),
+        ]
+    )
+
+
+def put(table: str, marks: tuple[str, str]) -> None:
+    """Puts a table between its marks of the page."""
+    begin, end = marks
+    text = PAGE.read_text(encoding="utf-8")
+    before = text.split(begin)[0]
+    after = text.split(end)[1]
+    PAGE.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Runs the programs, and writes the page."""
+    put(pairs_table(), PAIRS)
+    if "--pairs" in sys.argv:
+        return
+    results = run(Matrix(), lambda done, what: print(f"{done:.0%} {what}", flush=True))
+    put(programs_table(results), PROGRAMS)
+    sys.exit(int(is_wrong(results)))
+
+
+if __name__ == "__main__":
+    main()

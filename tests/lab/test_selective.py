@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
-from gradwire.compress.selective import SMALL, Choice, choose, selective
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.without_data import wire_bytes
+from gradwire_lab.compress.selective import SMALL, Choice, choose, selective
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import same_bits

@@ -18,8 +18,7 @@ values, and sums are made in an order that the steps give. So means have the sam
 as without a coordinator. A batch may arrive before its receiver wants it: it is kept
 there. So a rank waits only for earlier slots, and the earliest slot waits for nothing.
 
-Nothing here sends or waits. ``runtime.engine.slots`` carries batches out among
-processes. gradwire-lab has a driver on a virtual clock.
+Nothing here sends or waits. ``slots`` carries batches out among processes.
 
 Source: HiPress (Wu et al.) sections 3.2 and 4.1, figure 3.
 Differences: a rank reports at once, not periodically, and what becomes ready meanwhile
@@ -38,12 +37,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from ..contract.verbs import AllGather, AllToAll, Among, Recv, Send
-
 if TYPE_CHECKING:
-    from ..planning.data.plan import Bulk
+    from gradwire.planning.data.plan import Bulk
 
 MOST_TOLD = 2**12
 """The most transfers of a report or a batch, so that what is told has a bound."""
@@ -282,23 +277,3 @@ def batches_of(transfers: Iterable[LinkTransfer]) -> list[Batch]:
     return [
         tuple(own) for _, own in groupby(transfers, lambda one: (one.slot, one.src))
     ]
-
-
-def as_sends(verb: Any, rank: int, world: int) -> list[Any]:
-    """The sends and receives of a verb whose parts go straight to each rank.
-
-    Any other verb stays as it is.
-    """
-    match verb:
-        case AllToAll(out, buf, out_sizes, in_sizes, Among.RANKS):
-            own = torch.split(buf, list(in_sizes))
-            arriving = torch.split(out, list(out_sizes))
-        case AllGather(out, buf, Among.RANKS):
-            own = (buf.view(-1),) * world
-            arriving = out.view(world, -1).unbind()
-        case _:
-            return [verb]
-    arriving[rank].copy_(own[rank].view_as(arriving[rank]))
-    others = [(rank + away) % world for away in range(1, world)]
-    verbs: list[Any] = [Recv(i, arriving[i]) for i in others if arriving[i].numel()]
-    return verbs + [Send(i, own[i]) for i in others if own[i].numel()]

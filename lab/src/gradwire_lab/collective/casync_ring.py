@@ -34,19 +34,19 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, Layout, Member, Residual, State
-from ..contract.bounds import check_whole
-from ..contract.collective import Collective, Needs
-from ..contract.payload import Payload, slot_bytes
-from ..contract.spec import TensorSpec, chunk_bounds, working_dtype
-from ..contract.verbs import Compute, Recv, Send, Steps, Verb
-from .steps.chunks import (
+from gradwire.collective.steps.chunks import (
     check_partitions,
     chunks_of,
     first_server,
     first_states,
     rotated,
 )
+from gradwire.contract import Compressor, Layout, Member, Residual, State
+from gradwire.contract.bounds import check_whole
+from gradwire.contract.collective import Collective, Needs
+from gradwire.contract.payload import Payload, slot_bytes
+from gradwire.contract.spec import TensorSpec, chunk_bounds, working_dtype
+from gradwire.contract.verbs import Compute, Recv, Send, Steps, Verb
 
 # ---- Steps side by side --------------------------------------------------------------
 #

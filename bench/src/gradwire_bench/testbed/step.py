@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from ..collective.steps.travel import bytes_sent
-from ..compress.none import none
-from ..planning.data.cluster import Cluster
-from ..planning.data.fit import LineFit, fit_line
-from ..runtime.attach import attach
+from gradwire.collective.steps.travel import bytes_sent
+from gradwire.compress.none import none
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit, fit_line
+from gradwire.runtime.attach import attach
 
 NUM_LAYERS = (1, 8, 32)
 """The layers of each model. A layer has two gradients."""

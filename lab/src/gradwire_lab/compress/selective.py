@@ -46,9 +46,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective.steps.ordered_sums import num_entries, summing_into
-from ..collective.steps.sizes import announce_all
-from ..contract import (
+from gradwire.collective.steps.ordered_sums import num_entries, summing_into
+from gradwire.collective.steps.sizes import announce_all
+from gradwire.compress._coo import check_addressable, round_to_wire
+from gradwire.compress._residual import as_working
+from gradwire.contract import (
     Compressor,
     Copies,
     EncodesTensors,
@@ -60,17 +62,15 @@ from ..contract import (
     Traits,
     synchronise_alone,
 )
-from ..contract.bounds import check_choice, check_share, check_whole
-from ..contract.compressor import Residual
-from ..contract.payload import Field, Format, Payload, slot_bytes
-from ..contract.registry import KINDS, load, names
-from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
-from ..contract.verbs import AllGather, Steps
-from ..errors import InvalidSetting, RanksDiffer, invalid
-from ..kernels import select
-from ..kernels.distinct import count_distinct
-from ._coo import check_addressable, round_to_wire
-from ._residual import as_working
+from gradwire.contract.bounds import check_choice, check_share, check_whole
+from gradwire.contract.compressor import Residual
+from gradwire.contract.payload import Field, Format, Payload, slot_bytes
+from gradwire.contract.registry import KINDS, load, names
+from gradwire.contract.spec import TensorSpec, clear_not_finite, working_dtype
+from gradwire.contract.verbs import AllGather, Steps
+from gradwire.errors import InvalidSetting, RanksDiffer, invalid
+from gradwire.kernels import select
+from gradwire.kernels.distinct import count_distinct
 
 # ---- which tensors travel dense, and the density left to the others ------------------
 #

@@ -1,6 +1,8 @@
 """Programs as people write them, by every kind of exchange: do all ranks end in the
 right bits?
 
+    python -m scripts.matrix --only gan --exchange plan --seed 1
+
 A program is a file that runs under torchrun; ``examples/matrix/one_run.py`` says what
 else it must do. It is run natively, then attached to each exchange: once through,
 saving on the way, and once from what was saved, in new processes. Each cell then works
@@ -20,16 +22,17 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from torch._C._distributed_c10d import TCPStore
 
+from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.cli.report.table import Row
-from gradwire.contract.files import write_text
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
+from gradwire_bench.testbed.ranks import part_of
+from gradwire_lab.planning.inputs import option
 
-from ..testbed.ranks import part_of
-from . import pairs
 from .matrix_rank import EXCHANGES, OURS, PLAN, PROGRAMS, ProgramEnd, ProgramRun, live
 
 MOST_LINES = 3
@@ -45,7 +48,7 @@ _PRELOADED = [
     "torch",
     "torch._dynamo",
     "torch.distributed.fsdp",
-    "gradwire_bench.runs.matrix_rank",
+    "scripts.matrix_rank",
 ]
 _FRAMEWORKS = {
     "transformers": ["transformers.trainer", "transformers.models.gpt2.modeling_gpt2"],
@@ -303,14 +306,9 @@ def _difference(one: dict[str, str], other: dict[str, str]) -> str:
     )
 
 
-# ---- The table of ``gradwire bench matrix`` ------------------------------------------
-#
-# Rows for a terminal, and the text that stands in docs.
+# ---- The table -----------------------------------------------------------------------
 
-VERDICTS = ("same", "refused", "skipped", "WRONG")
 Found = dict[str, tuple[ProgramFile, dict[str, Cell]]]
-BEGIN = "<!-- matrix -->"
-END = "<!-- end of the matrix -->"
 
 
 def is_wrong(results: Found) -> bool:
@@ -343,38 +341,31 @@ def rows(results: Found) -> tuple[list[Row], list[str]]:
     return made, [f"[{number}] {text}" for text, number in notes.items()]
 
 
-def markdown(results: Found) -> str:
-    """The table as docs have it, and its notes."""
+def main(
+    programs: Annotated[Path, option("Their folder.")] = PROGRAMS,
+    only: Annotated[list[str] | None, option("A program; may be repeated.")] = None,
+    exchange: Annotated[
+        list[str] | None,
+        option("none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
+    ] = None,
+    seed: Annotated[int, option("Draws of first values and data.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run programs as people write them by every kind of exchange, and compare the
+    bits.
+
+    same: all ranks have the same parameters, also after a resume, and those of native
+    DDP (none and plan). Ends with 1 if a cell is wrong.
+    """
+    asked = Matrix(programs, tuple(only or ()), tuple(exchange or ()), seed)
+    with progress("matrix", total=1) as advance:
+        results = run(asked, Fractions(advance))
     made, notes = rows(results)
-    columns = list(made[0])
-    lines = [f"| program | {' | '.join(columns[1:])} |", f"|{' --- |' * len(columns)}"]
-    lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in made]
-    counted = [cell.verdict for _, cells in results.values() for cell in cells.values()]
-    reported = ", ".join(f"{counted.count(verdict)} {verdict}" for verdict in VERDICTS)
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{len(counted)} cells: {reported}.",
-            *(f"\n{note}" for note in notes),
-        ]
-    )
+    title = "programs by exchanges"
+    emit("matrix", made, as_json=as_json, title=title, notes=notes)
+    if is_wrong(results):
+        raise typer.Exit(1)
 
 
-def write(results: Found, path: Path) -> None:
-    """Puts the table of programs, and that of pairs, between their marks of a page."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    tables = {
-        (BEGIN, END): markdown(results) if results else "",
-        pairs.MARKS: pairs.markdown(),
-    }
-    for (begin, end), table in tables.items():
-        if begin not in text or end not in text:
-            raise invalid(
-                "out", path, f"a page with {begin} and {end}", "write both into it"
-            )
-        if table:
-            before = text.split(begin)[0]
-            after = text.split(end)[1]
-            text = f"{before}{begin}\n{table}\n{end}{after}"
-    write_text(path, text)
+if __name__ == "__main__":
+    typer.run(main)

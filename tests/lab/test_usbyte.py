@@ -13,16 +13,16 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.usbyte import usbyte
-from gradwire.planning.planner.usbyte.phases import (
-    Instance,
-    UnequalBlock,
-    messages_of_blocks,
-)
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import MIXED, profile_of
+from gradwire_lab.planner.usbyte import usbyte
+from gradwire_lab.planning.phases import (
+    Instance,
+    UnequalBlock,
+    messages_of_blocks,
+)
 from gradwire_lab.planning.tune import search_space, tune
 from tests.calls import num_calls
 from tests.each import each

@@ -1,7 +1,7 @@
 """``bench device`` from a checkout, where no package beyond torch and numpy need be
 installed.
 
-    PYTHONPATH=src:lab/src:bench/src python -m gradwire_bench.micro.device_alone
+    python -m scripts.device_alone
 
 It says first which packages are missing and what that costs, and prints each row as
 soon as it is measured: a run that is cut short has told what it knew. It exits with 1
@@ -37,6 +37,7 @@ NEEDED = {
 }
 """The packages that gradwire uses, and the effect if one is missing."""
 _FATAL = ("torch", "numpy")
+ROOT = Path(__file__).resolve().parents[1]
 _PROJECTS = (".", "lab", "bench")
 
 
@@ -60,20 +61,24 @@ def as_installed(checkout: Path) -> Iterator[None]:
     """The checkout's packages count as installed, here and in processes that are
     started.
 
-    Algorithms of the lab are found by entry points, which only an installed package
-    has. So a folder gets what pip would write of each package that is not installed.
+    Their sources come before those of other installations. Algorithms of the lab are
+    found by entry points, which only an installed package has. So a folder gets what
+    pip would write of each package that is not installed.
     """
     folder = Path(tempfile.mkdtemp(prefix="gradwire-checkout-"))
+    sources = [str(checkout / project / "src") for project in _PROJECTS]
     before = os.environ.get("PYTHONPATH", "")
+    path_before = [*sys.path]
     try:
         for project in _PROJECTS:
             _describe(checkout / project / "pyproject.toml", folder)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(folder)]))
-        sys.path.append(str(folder))
+        folders = [*sources, before, str(folder)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        sys.path[:] = [*sources, *path_before, str(folder)]
         yield
     finally:
         os.environ["PYTHONPATH"] = before
-        sys.path.remove(str(folder))
+        sys.path[:] = path_before
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -113,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say("install these: pip install torch numpy")
         return 78
     with (
-        as_installed(Path(__file__).resolve().parents[4]),
+        as_installed(ROOT),
         _ended_after(options.minutes),
     ):
         return _measured(options)
@@ -143,8 +148,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measured(options: argparse.Namespace) -> int:
     from gradwire.errors import GradwireError
-
-    from . import device, kernel
+    from gradwire_bench.micro import device, kernel
 
     made = device.DeviceBench.small if options.device == "cpu" else device.DeviceBench
     parts = tuple(options.part or device.PARTS)

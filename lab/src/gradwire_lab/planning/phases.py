@@ -12,11 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...buckets import Bucket
-from ...data.cluster import Cluster
-from ...data.plan import PlannedMessage
-from ...data.profile import Profile
-from ...simulation.closed_form import Lane, backward_ends, forward_times
+from gradwire.planning.buckets import Bucket
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import PlannedMessage
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.simulation.closed_form import (
+    Lane,
+    backward_ends,
+    forward_times,
+)
+
+from .blocks import block_starts, item_bytes, message_of
 
 # ---- the two phases ------------------------------------------------------------------
 
@@ -38,9 +44,8 @@ def messages_of_blocks(
     messages = []
     for index, first, count, _, _ in blocks:
         bucket = cut[index]
-        step = instance.basic_bytes[index] // cut[index].item_bytes
-        stop = min((first + count) * step, bucket.numel)
-        messages.append(PlannedMessage(chunks=bucket.chunks(first * step, stop)))
+        step = block_starts(bucket, instance.basic_bytes[index]).step
+        messages.append(message_of(bucket, first * step, (first + count) * step))
     return tuple(messages)
 
 
@@ -68,20 +73,18 @@ class Instance:
         cls, profile: Profile, cluster: Cluster, cut: Sequence[Bucket], basic_bytes: int
     ) -> Instance:
         """Buckets cut into basic blocks of up to ``basic_bytes`` in whole elements."""
-        blocks_bytes = [b.block_numel(basic_bytes) * b.item_bytes for b in cut]
-        sizes = [b.size_bytes for b in cut]
+        starts = [block_starts(bucket, basic_bytes) for bucket in cut]
         return cls(
             alpha_s=cluster.alpha_s,
             beta_s_per_byte=cluster.beta_s_per_byte,
             layer_ends_s=backward_ends(profile, cluster),
             forward_s=[layer.forward_s for layer in profile.layers],
             layer=[b.layer for b in cut],
-            size_bytes=sizes,
-            basic_bytes=blocks_bytes,
-            num_basic=[
-                -(-size // block)
-                for size, block in zip(sizes, blocks_bytes, strict=True)
+            size_bytes=[b.size_bytes for b in cut],
+            basic_bytes=[
+                own.step * item_bytes(b) for own, b in zip(starts, cut, strict=True)
             ],
+            num_basic=[*map(len, starts)],
         )
 
     def blocks(self, place: Sequence[int]) -> list[UnequalBlock]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradwire.planning.data.cluster import Cluster
-from gradwire_bench.runs import periods
+from papers.local_steps import periods
 from tests.runtime.ranks import Ranks
 
 

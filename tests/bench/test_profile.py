@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gradwire.cli.commands import profile as verb
 from gradwire.contract.units import parse_rate
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
+from gradwire_bench.cli import profile as verb
 from gradwire_bench.testbed import measured
 from gradwire_bench.testbed.wide_area import WideArea
 from tests.cli.conftest import Ended

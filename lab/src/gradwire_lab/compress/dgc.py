@@ -20,9 +20,9 @@ Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= k.
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """
 
-from ..contract import Layout
-from ..contract.bounds import check_share
-from ..dsl.language import (
+from gradwire.contract import Layout
+from gradwire.contract.bounds import check_share
+from gradwire.dsl.language import (
     Compressed,
     Scattered,
     Vector,
@@ -32,7 +32,8 @@ from ..dsl.language import (
     scatter,
     top,
 )
-from ..dsl.program import Program
+from gradwire.dsl.program import Program
+
 from ._sampled import reaching
 
 

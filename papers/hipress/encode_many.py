@@ -1,5 +1,7 @@
-"""Batch compression: all gradients of a model encoded by one call, beside a call for
+r"""Batch compression: all gradients of a model encoded by one call, beside a call for
 each.
+
+    python -m papers.hipress.encode_many --only dgc --only topk --threads 1
 
 And beside one vector of as many elements, which is what encoding tensors apart is to
 cost little more than. Of a sparsifier there is a row of ``selective`` too: it encodes
@@ -18,19 +20,18 @@ import statistics
 from collections.abc import Sequence
 
 import torch
+import typer
 
-from gradwire.cli.report.table import Row
-from gradwire.compress.selective import selective
+from gradwire.cli.report.table import Row, plain
 from gradwire.contract import Compressor, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.planning import catalogue
 from gradwire_bench.figures import quartiles, threads_of_torch
-from gradwire_bench.micro.kernel import TimedCall, seconds_in_turn
+from gradwire_bench.micro.kernel import TimedCall, seconds_in_turn, shipped
+from gradwire_lab.compress.selective import selective
 
 SMALL = 65536
 """Elements of the largest gradient that counts as small."""
-
-
 MODELS = ("ugatit_light", "bert_large")
 
 
@@ -161,3 +162,15 @@ def _beside_vector(batch: Sequence[float], vector: Sequence[float]) -> Row:
         "one_vector_s": statistics.median(vector),
         **quartiles("batch_over_vector", _ratios(batch, vector)),
     }
+
+
+def main(only: list[str] | None = None, threads: int = 2, rounds: int = 9) -> None:
+    """Measures compressors, by default onebit, terngrad and int8, and prints a row for
+    each.
+    """
+    codecs = shipped(only or ("onebit", "terngrad", "int8"))
+    print(plain(measure(codecs, threads, rounds)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,6 +1,6 @@
 r"""Local steps by rate and period: seconds as predicted and as measured, in one run.
 
-python -m gradwire_bench.runs.periods --rate 50mbit --rate 500mbit --rate 5gbit
+python -m papers.local_steps.periods --rate 50mbit --rate 500mbit --rate 5gbit
 
 Predictions are those of ``gradwire plan --local`` in lock step: once for links of the
 stated rate, with 0.1 ms for each hop, and once for links as measured in the same run. A
@@ -20,17 +20,16 @@ from torch import nn
 
 from gradwire.cli.report.table import Row, plain
 from gradwire.contract.units import format_rate, parse_rate
-from gradwire.measure.links import measure_group_links
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.local_steps.local_steps import local_steps
+from gradwire_bench.runs.far_predicted import SIZES_BYTES
+from gradwire_bench.testbed.hosts import Testbed, open_hosts
+from gradwire_bench.testbed.measured import measure_group_links
+from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_lab.planning.local_rounds import lock_step
 
-from ..testbed.hosts import Testbed, open_hosts
-from ..testbed.ranks import Report, run_ranks
-from .far_predicted import SIZES_BYTES
-
-NAME = "gradwire_bench.runs.periods"
+NAME = "papers.local_steps.periods"
 PERIODS = (1, 8, 32, 128)
 EXCHANGE = "uniform"
 STEP_S = 0.025
