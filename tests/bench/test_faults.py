@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.runtime.liveness.pulse import STORE_PATIENCE_S
 from gradwire.runtime.local_steps import mail
 from gradwire_bench.faults import faults_judge
 from gradwire_bench.faults.accidents import (
@@ -408,17 +407,14 @@ def test_a_servers_parameters_are_no_workers() -> None:
     assert set(judge(calm, found).wrong) == {"diverged"}
 
 
-def test_a_server_that_is_cut_off_has_the_stores_patience_and_no_other_rank() -> None:
+def test_a_server_that_is_cut_off_has_no_more_time_than_another_rank() -> None:
     cut = accident("link down")._replace(way="server", victims=(3,))
     other = lost((3,))
-    late = lost((3,), end_s=cut.timeout_s + STORE_PATIENCE_S)
-    too_late = lost((3,), end_s=cut.timeout_s + 3 * STORE_PATIENCE_S)
-    assert judge(cut, aftermath(other, other, other, late)).wrong == {}
+    late = lost((3,), end_s=cut.timeout_s + 30.0)
+    assert judge(cut, aftermath(other, other, other, other)).wrong == {}
     for flaw, found in (
-        ("late", aftermath(other, late, other, late)),
-        ("late", aftermath(other, other, other, too_late)),
+        ("late", aftermath(other, other, other, late)),
         ("hangs", aftermath(other, other, other, None)),
-        ("hangs", aftermath(other, None, other, late)),
     ):
         assert set(judge(cut, found).wrong) == {flaw}
 

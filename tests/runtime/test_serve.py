@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,9 +23,11 @@ from gradwire.planning.data.plan import (
     PlannedMessage,
 )
 from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.liveness.pulse import Pulse
 from tests.each import each
 from tests.laws.variable import above
 from tests.runtime.given import keywords
+from tests.runtime.local_steps.test_partial_steps import await_event, happens
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_exchanges import NUM_STEPS, Parcel, locally
 from tests.runtime.training import (
@@ -249,6 +252,38 @@ def lose(rank: int, world: int, lost: int) -> str:
     except gw.RankFailed as error:
         return f"{error.ranks}"
     return "trained"
+
+
+def falls_silent(rank: int, world: int) -> tuple[int, ...]:
+    """Rank 0, which makes no step, shows no sign of life."""
+    exchange = served(ONEBIT, 1)
+    if rank == 0:
+        model = Net()
+        handle = gw.attach(model, exchange)
+        # the server may end within a step
+        with suppress(gw.RankFailed):
+            train(model, momentum(model.parameters()), rank, range(2))
+        await_event("the server has ended")
+        with suppress(gw.RankFailed):
+            handle.detach()
+        return ()
+
+    def silent(pulse: Pulse, other: int, limit_s: float) -> bool:
+        return other == 0
+
+    def refuse_silence(engine: Engine, step: int) -> None:
+        raise engine.lose((0,), step, "rank 0 is silent", "this test")
+
+    Pulse.is_silent = silent  # type: ignore[method-assign]
+    Engine.refuse_silence = refuse_silence  # type: ignore[method-assign]
+    with pytest.raises(gw.RankFailed) as caught:
+        gw.serve(on_meta(), exchange)
+    happens("the server has ended")
+    return caught.value.ranks
+
+
+def test_a_server_looks_for_rank_0_between_two_steps(doomed_two: Ranks) -> None:
+    assert doomed_two.run(falls_silent) == [(), (0,)]
 
 
 def handle_death() -> None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,21 @@ def test_two_sides_that_hold_each_other_for_lost_are_one_that_goes_on(
     went_on = [rank for rank, epoch in enumerate(epochs) if rank in epoch]
     assert went_on in ([0, 1], [2, 3])
     assert all([*epochs[rank]] == went_on for rank in went_on)
+
+
+def test_a_rank_whose_store_is_silent_for_the_time_out_asks_for_no_signs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody can decide then, and each question would take seconds more."""
+    monkeypatch.setattr(membership, "_LOOK_S", 0.02)
+    never = threading.Event()
+    monkeypatch.setattr(wire, "_given", [SimpleNamespace(clone=never.wait)])
+    mute = SimpleNamespace(mute_s=9.0)
+    who = Membership("0-1-2", 0, 3)
+    try:
+        assert next_epoch(mute, who, "", timedelta(seconds=8)) == {}  # type: ignore[arg-type]
+    finally:
+        never.set()
 
 
 def test_a_host_goes_on_whole_or_not_at_all(ranks: list[Rank]) -> None:

@@ -334,6 +334,26 @@ def test_momentum_on_both_sides_of_the_exchange_is_warned_of(
         )
 
 
+@each("quorum", [None, 1])
+def test_memory_has_anchors_and_their_outer_state(quorum: int | None) -> None:
+    net = Net()
+    optimizer = adamw(net.parameters())
+    handle = gw.local_steps(
+        net, optimizer, "none", every=2, outer=DILOCO, quorum=quorum
+    )
+    sizes = [param.nbytes for param in net.parameters()]
+    first = handle.stats()["memory"]
+    train(net, optimizer, 0, range(2))
+    handle.end_period()
+    memory = handle.stats()["memory"]
+    handle.detach()
+    # an anchor, then its momentum too
+    assert (first["anchors"], memory["anchors"]) == (sum(sizes), 2 * sum(sizes))
+    of_a_parameter = memory.pop("bytes_a_parameter")
+    numel = sum(param.numel() for param in net.parameters())
+    assert of_a_parameter == pytest.approx(sum(memory.values()) / numel)
+
+
 def rate(rank: int, world: int, exchange: Any) -> dict[str, float]:
     torch.manual_seed(0)
     net = nn.Linear(400, 400, bias=False)

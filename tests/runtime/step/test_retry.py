@@ -9,14 +9,20 @@ import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.errors import ExitCode
 from gradwire.runtime.liveness import blame
+from gradwire.runtime.liveness.membership import Membership
+from gradwire.runtime.step.retry import repeat_together
+from gradwire.runtime.transport import wire
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.ranks import Ranks
@@ -174,6 +180,32 @@ def accumulated(rank: int, world: int, breaks: bool) -> list[str]:
 def test_a_step_that_accumulates_is_repeated_from_its_first_pass_on(two: Ranks) -> None:
     broken, whole = (two.run(accumulated, breaks) for breaks in (True, False))
     assert broken == whole
+
+
+def test_a_lost_store_is_no_mistake_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def clone() -> Any:
+        raise dist.DistNetworkError("connection refused")
+
+    monkeypatch.setattr(wire, "_given", [SimpleNamespace(clone=clone)])
+
+    def fails(*given: Any) -> gw.RankFailed:
+        code = ExitCode.MISTAKE if ExitCode.MISTAKE in given else ExitCode.UNAVAILABLE
+        return gw.RankFailed(f"{given}", exit_code=code)
+
+    engine: Any = SimpleNamespace(
+        rank=1,
+        who=Membership("0-1", 1, 2),
+        timeout=timedelta(seconds=60),
+        num_calls=1,
+        begin_call=lambda: None,
+        lose=fails,
+        unreachable=fails,
+    )
+    with pytest.raises(gw.RankFailed, match="connection refused") as caught:
+        repeat_together(engine, 3, 2)
+    assert caught.value.exit_code == ExitCode.UNAVAILABLE
 
 
 def outrun(rank: int, world: int) -> str:

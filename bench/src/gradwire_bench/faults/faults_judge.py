@@ -7,8 +7,6 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple
 
-from gradwire.runtime.liveness.pulse import STORE_PATIENCE_S
-
 from .accidents import (
     BENIGN,
     FSDP,
@@ -124,26 +122,10 @@ def judge(accident: Accident, seen: Aftermath, round_trip_s: float = 0.0) -> Fla
         errors = {}
     seconds = {rank: ending.end_s - struck_s for rank, ending in errors.items()}
     limit_s = accident.timeout_s + GRACE_S + ROUND_TRIPS * round_trip_s
-    server = (accident.world - 1,) if accident.way == SERVER else ()
-    late = [
-        taken_s
-        for rank, taken_s in seconds.items()
-        if taken_s > limit_s + (patience_s(accident) if rank in server else 0)
-    ]
-    if late:
-        wrong["late"] = f"the last rank ended after {max(late):.1f} s"
     detect_s = max(seconds.values(), default=None)
+    if detect_s is not None and detect_s > limit_s:
+        wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
     return Flaws(wrong, detect_s, max(next_s, default=None))
-
-
-def patience_s(accident: Accident) -> float:
-    """Seconds beyond time-outs after which a rank that is cut off may notice it.
-
-    A server between two steps, and a rank in local steps, wait for no other rank then:
-    only the store's silence tells them.
-    """
-    is_cut = accident.kind in LINKS and accident.kind not in BENIGN
-    return STORE_PATIENCE_S if is_cut and accident.way in (SERVER, LOCAL) else 0.0
 
 
 def _of_silence(

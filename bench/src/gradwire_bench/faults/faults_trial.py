@@ -29,7 +29,7 @@ from .accidents import (
     REJOIN,
     Accident,
 )
-from .faults_judge import Aftermath, Ending, patience_s
+from .faults_judge import Aftermath, Ending
 from .faults_rank import OVER, Surroundings, keep_store, live
 
 _START_S = 60.0
@@ -167,7 +167,7 @@ class _Watched:
         left = {end: rank for rank, end in enumerate(self._ends)}
         stays = accident.victims if accident.kind in ("stop", "return") else ()
         deadline_s = time.monotonic() + _START_S
-        longest_s = _LONGEST_S + 3 * accident.timeout_s + patience_s(accident)
+        longest_s = _LONGEST_S + 3 * accident.timeout_s
         while not set(left.values()) <= set(stays) or len(self._struck_s) < len(stays):
             now_s = time.monotonic()
             for wake in [wake for wake in self._wakes if wake[0] <= now_s]:

@@ -19,6 +19,7 @@ that are further back in this order, so the rank furthest back never waits.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -98,6 +99,8 @@ COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = 10.0
 """Seconds that ``close`` waits for tasks. An encode ends by then; waits may not."""
 _ENDLESS = timedelta(days=3650)
+_LOOK_S = 0.5
+"""Seconds between two looks for silent ranks."""
 
 
 _NOTHING = Task("nothing", None, done=True)
@@ -277,8 +280,8 @@ class Engine:
     def open_beside(self, name: str, timeout: timedelta = _ENDLESS) -> Channel:
         """A channel to all ranks that no message takes; all ranks call it.
 
-        By default its receives may wait for as long as training goes on, and it carries
-        no collectives.
+        By default its receives may wait for as long as training goes on (see
+        ``watch``), and it carries no collectives.
         """
         who = self.who.beside(name)
         opening = partial(
@@ -296,6 +299,8 @@ class Engine:
         """
         self._to_servers = self.open_beside("servers")
         self.servers = range(self.world - servers, self.world)
+        if self.rank in self.servers:
+            self.watch(lambda: [0])
 
     def _tell_servers(self, *, is_step: bool) -> None:
         """Has rank 0 tell servers that a step begins, or that none will.
@@ -697,7 +702,8 @@ class Engine:
         # The steps found it, in values that all ranks had announced.
         if isinstance(error, RankFailed):
             places = self._among_all(error.ranks)
-            alarm = Alarm(places, self._step, str(error), error.exit_code)
+            step = max(error.step, self._step)
+            alarm = Alarm(places, step, str(error), error.exit_code)
             how = "by what ranks announced"
         elif task.lane in (*COMPUTING, None) or is_interrupt(error):
             who = self.everyone
@@ -745,6 +751,25 @@ class Engine:
         alarm = self._pulse and silence(self._pulse, step, self.everyone.world)
         if alarm:
             raise self.break_off(alarm, "it waited for them")
+
+    def watch(self, ranks: Callable[[], Collection[int]]) -> None:
+        """Fails once the store or one of ``ranks()`` is silent for the time-out.
+
+        For waits that the time-out does not bound. If ``ranks()`` is empty, nobody is
+        waited for.
+        """
+        pulse = self._pulse
+        assert pulse is not None, "a rank alone waits for nobody"
+        pulse.watch()
+        limit_s = self.timeout.total_seconds()
+
+        def look() -> None:
+            while not (self.has_failed or self._closed):
+                if any(pulse.is_silent(rank, limit_s) for rank in ranks()):
+                    self.refuse_silence(max(self._step, self._local_step))
+                time.sleep(_LOOK_S)
+
+        in_background(look)
 
     def _alarmed(self, alarm: Alarm) -> None:
         self._fail(failure_of(alarm, self.everyone, "announced by another rank"))

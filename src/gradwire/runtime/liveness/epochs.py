@@ -56,10 +56,9 @@ def next_epoch(
         return {}
 
     def are_gone(absent: Sequence[int], announced: object) -> bool:
-        signs = pulse.signs()
-        if pulse.mute_s > STORE_PATIENCE_S:
+        if pulse.mute_s > min(STORE_PATIENCE_S, timeout.total_seconds()):
             raise RankFailed("the job's store does not answer")
-        return bool(signs) and all(map(pulse.is_gone, absent))
+        return bool(pulse.signs()) and all(map(pulse.is_gone, absent))
 
     try:
         return who.beside("next epoch").agree(

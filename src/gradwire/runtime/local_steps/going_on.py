@@ -34,22 +34,26 @@ def go_on_without(
     connect: Connect,
     own: dict[str, Any],
     since_s: float,
+    *,
+    trains: bool,
 ) -> Successors:
     """Connects the ranks that ``failure`` leaves, which all call it.
 
-    ``own`` is the value that this rank announces. A rank that is cut off, or that the
-    others have left behind, goes on alone. Raises ``failure`` where this rank cannot go
-    on: it is at fault, or the job's store is lost.
+    ``own`` is the value that this rank announces. A rank that the others have left
+    behind goes on alone, and so does one that is cut off while it ``trains``. Raises
+    ``failure`` where this rank cannot go on: it is at fault, or the job's store is
+    lost, or it waits for ranks that it cannot reach.
     """
+
+    def may_come_back(old: Engine, failure: RankFailed) -> bool:
+        # the others may live, and be reached again
+        if failure.exit_code == ExitCode.RANK_LOST:
+            return bool(failure.ranks) and bool(old.signs())
+        is_cut_off = failure.exit_code == ExitCode.NETWORK
+        return bool(failure.ranks) and is_cut_off and trains
+
     left = survivors_of(
-        old, failure, connect, own, open_beside=channel_of, may_part=_may_come_back
+        old, failure, connect, own, open_beside=channel_of, may_part=may_come_back
     )
     engine, group, values, channel, is_parted = left
     return Successors(engine, group, channel, values, since_s, is_parted)
-
-
-def _may_come_back(old: Engine, failure: RankFailed) -> bool:
-    """Whether the others may live, and be reached again."""
-    if failure.exit_code == ExitCode.RANK_LOST:
-        return bool(failure.ranks) and bool(old.signs())
-    return bool(failure.ranks) and failure.exit_code == ExitCode.NETWORK

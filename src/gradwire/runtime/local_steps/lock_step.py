@@ -235,8 +235,7 @@ class LocalSteps(Handle):
         num_parts = engine.shards.world
         if max(engine.world, num_parts) > 1:
             moment = self._moment(ends_period=ends_period)
-            step = self._progress.step
-            steps = moments_of_all(engine.world, num_parts, step, moment)
+            steps = moments_of_all(engine.world, num_parts, moment)
             self._announcing = engine.launch(0, "moments", steps, CONTROL)
 
     def _any_of_island(self, flags: list[bool]) -> list[bool]:
@@ -300,6 +299,7 @@ class LocalSteps(Handle):
         - ``steps`` counts local steps, and ``exchanges`` the steps that exchanged a
           fragment.
         - ``every`` is the period.
+        - ``memory`` has ``anchors`` too, with the outer optimizer's state.
         - ``*_per_step`` are per local step. ``step_s`` is the median time between two
           exchanges over the steps between them.
         """
@@ -311,6 +311,11 @@ class LocalSteps(Handle):
             if key.endswith("_per_step"):
                 figures[key] *= exchanges / max(1, steps)
         figures["step_s"] /= self._rhythm.gap
+        anchors = self._outer.anchors.values()
+        memory = figures["memory"]
+        memory["anchors"] = sum(value.nbytes for _, value in self._outer.shared(None))
+        numel = sum(anchor.numel() for anchor in anchors)
+        memory["bytes_a_parameter"] += memory["anchors"] / numel
         return {
             **figures,
             "steps": steps,

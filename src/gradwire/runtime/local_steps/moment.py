@@ -44,7 +44,7 @@ class LoopMoment(NamedTuple):
 
 
 def moments_of_all(
-    world: int, num_parts: int, step: int, own_moment: LoopMoment
+    world: int, num_parts: int, own_moment: LoopMoment
 ) -> Steps[list[LoopMoment]]:
     """The steps by which the ranks of all islands announce their moments.
 
@@ -59,13 +59,13 @@ def moments_of_all(
         rows = yield from rows_of_all(num_parts, rows.flatten(), Among.SHARDS)
     moments = [LoopMoment(*row) for row in rows.view(-1, len(own_moment)).tolist()]
     for part in range(num_parts):
-        refuse_unlike(moments[part * world :][:world], step)
+        refuse_unlike(moments[part * world :][:world])
     for site in range(world):
-        _refuse_torn(site, moments[site::world], step)
+        _refuse_torn(site, moments[site::world])
     return moments
 
 
-def _refuse_torn(site: int, moments: Sequence[LoopMoment], step: int) -> None:
+def _refuse_torn(site: int, moments: Sequence[LoopMoment]) -> None:
     """Raises ``RankFailed`` if the ranks of one island are at different moments."""
     seen = {(one.local_step, one.ends_period, one.num_loads) for one in moments}
     if len(seen) > 1:
@@ -75,10 +75,10 @@ def _refuse_torn(site: int, moments: Sequence[LoopMoment], step: int) -> None:
             "hold parts of different models"
         )
         remedy = "step, load and end periods on all ranks of an island alike"
-        raise _mistake(f"{text}; {remedy}", (site,), step)
+        raise _mistake(f"{text}; {remedy}", (site,), moments)
 
 
-def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
+def refuse_unlike(moments: Sequence[LoopMoment]) -> None:
     """Raises ``RankFailed`` if ranks' moments do not belong together."""
     world = len(moments)
     ranks = range(len(moments))
@@ -91,7 +91,7 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
             f"rank {listed(ending)} of {world} called end_period() after {ended} local "
             f"steps, and rank {listed(others)} exchanged after {exchanged}"
         )
-        raise _mistake(f"{text}; {_REMEDY}", ending, step)
+        raise _mistake(f"{text}; {_REMEDY}", ending, moments)
     if len({(moment.num_loads, moment.loads) for moment in moments}) == 1:
         return
     most = max(moment.num_loads for moment in moments)
@@ -103,8 +103,12 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
             f"rank {listed(loaded)} of {world} loaded weights after gw.local_steps, "
             f"and rank {listed(others)} did not"
         )
-    raise _mistake(f"{text}; {_LOAD_REMEDY}", loaded, step)
+    raise _mistake(f"{text}; {_LOAD_REMEDY}", loaded, moments)
 
 
-def _mistake(text: str, ranks: tuple[int, ...], step: int) -> RankFailed:
+def _mistake(
+    text: str, ranks: tuple[int, ...], moments: Sequence[LoopMoment]
+) -> RankFailed:
+    """The error of the last local step among these moments."""
+    step = max(moment.local_step for moment in moments)
     return RankFailed(text, ranks=ranks, step=step, exit_code=ExitCode.MISTAKE)

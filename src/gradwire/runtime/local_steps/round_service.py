@@ -24,7 +24,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
@@ -40,7 +39,7 @@ from ...exchange.rounds import (
 )
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
-from ..liveness.membership import Membership
+from ..liveness.pulse import PATIENCE_S
 from ..survive.going_on import Connect
 from ..survive.rejoin import Admitted, Lookout, Offer, Returning, come_together
 from ..transport.wire import (
@@ -49,6 +48,7 @@ from ..transport.wire import (
     as_on_a_lane,
     has_store,
     in_background,
+    own_store,
 )
 from .going_on import Successors, channel_of, go_on_without
 from .mail import NAME, Drained, Invitation, Leaving, Mail, Note, RoundMessage
@@ -170,6 +170,7 @@ class RoundService:
             take = partial(self._take, engine)
             fail = partial(self._lose, engine)
             self._mail = Mail(channel, engine.timeout, take, fail)
+            engine.watch(self._awaited)
         if survival is None:
             return
         engine.on_failure = partial(self._notice, engine)
@@ -184,6 +185,11 @@ class RoundService:
             self._lookout = None
         elif looks_out and self._lookout is None:
             self._lookout = Lookout(survival.fingerprint, self._see)
+
+    def _awaited(self) -> list[int]:
+        """The other ranks that have not detached; no message tells of their silence."""
+        gone = {*self._left, self.rounds.rank}
+        return [rank for rank, n in enumerate(self._labels) if n not in gone]
 
     @property
     def sent_bytes(self) -> int:
@@ -358,8 +364,16 @@ class RoundService:
         self._news.set()
 
     def _announce(self, note: Note) -> None:
-        """Notes that this rank has come to a joint call, and says so."""
+        """Notes that this rank has come to a joint call, and says so.
+
+        If the others have made the call while this rank was away, it is over.
+        """
         self._note = note
+        if self._num_met > self._num_calls:
+            _log.warning("the others made %s while this rank was away", note.call)
+            self._met.append([])
+            self._news.set()
+            return
         self._send_to_others(note)
         self._hear(self.rounds.rank, note)
 
@@ -435,15 +449,16 @@ class RoundService:
         """Goes on without lost ranks, now or after the joint call under way."""
         if engine is not self._engine:
             return
-        if self._num_met > self._num_calls:
+        if self._note is not None and self._num_met > self._num_calls:
             self._put_off.append(partial(self._lose_ranks, engine, failure, since_s))
             return
         assert self._survival is not None
         connect = self._survival.connect
         own = self._own()
+        trains = self._note is None
 
         def go_on() -> Successors:
-            run = go_on_without(engine, failure, connect, own, since_s)
+            run = go_on_without(engine, failure, connect, own, since_s, trains=trains)
             if run.is_parted:
                 if self.rounds.last_owners:
                     raise failure
@@ -539,9 +554,7 @@ class RoundService:
         def meet(connect: Connect, heal: Callable[[Engine], Any]) -> Admitted | str:
             time.sleep(_LOOK_S)
             # a new connection, as one that waits for a lost packet waits for long
-            Membership(REJOINED, 0, 1).ask(
-                lambda store: store.check(["run"]), timedelta(seconds=_LOOK_S)
-            )
+            in_background(lambda: own_store(REJOINED).check(["run"])).result(PATIENCE_S)
             returning = Returning(label)
             returning.ask(fingerprint, timeout)
             returning.enter(connect, heal, timeout)
@@ -593,9 +606,7 @@ class RoundService:
         old = self._engine
         if self._parted_by is not None:
             self._parted_by = None
-            # joint calls of the others meanwhile are over
             self._num_met = max(one["met"] for one in found.values)
-            self._num_calls = self._num_met
         channel = admission.channel
         engine, group, values = found
         run = Successors(engine, group, channel, values, admission.since_s)
@@ -618,6 +629,9 @@ class RoundService:
         self._put_off = []
         for event in put_off:
             self._queue.put(event)
+        if not self._is_drained:
+            # a call of the others meanwhile, who may have come to the next one
+            return
         for owner in self.rounds.owners.values():
             owner.come_back()
         held = self._held

@@ -51,6 +51,9 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
     except RankFailed as error:
         if error.step >= 0:
             raise  # all know it
+        if error.__cause__ is not None:  # the store is lost, and perhaps no rank
+            what = "repeat a backward pass"
+            raise engine.unreachable(what, error.__cause__, step) from error
         absent = who.in_group(error.ranks)
         raise engine.lose(
             absent,

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ...errors import ExitCode, LoopMistake, RankFailed
 from ..engine.engine import Engine
-from ..transport.wire import Group
+from ..transport.wire import Group, in_background
 from .groups import ON_HOST, group_of
 
 Connect = Callable[..., Engine]
@@ -68,7 +68,8 @@ def survivors_of(
         if old.everyone.rank not in values:
             if not may_part(old, failure):
                 raise _left_out(failure, old)
-            old.close()
+            # its pulse may wait for the store
+            in_background(old.close)
             alone = connect(old.everyone.going_on([old.rank]))
             return Survivors(alone, None, [own], is_parted=True)
         old.close()
