@@ -313,6 +313,7 @@ def test_a_lost_rank_takes_its_replica_along(ranks_of: Callable[[int], Ranks]) -
     goes_on(ranks_of, 4, TOPK, {3: ((3,), "in backward")})
 
 
+@pytest.mark.slow
 def test_a_replica_ends_a_step_whole_or_not_at_all(
     ranks_of: Callable[[int], Ranks],
 ) -> None:
