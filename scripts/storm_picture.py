@@ -148,7 +148,7 @@ class Picture:
         ways = self._record["ways"]
         top = self._y + TITLE
         curves = {
-            name: sorted(point for one in ways[name] for point in one["losses"])
+            name: sorted(p for one in ways[name] for p in one["losses"] if p[0] >= 0)
             for name in ways
         }
         found = [loss for points in curves.values() for *_, loss in points]

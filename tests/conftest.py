@@ -167,12 +167,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`make test` imports no file beside the library's that has no smoke test."""
-    folder = collection_path.relative_to(Path(__file__).parent).parts[0]
     is_named = collection_path.name in " ".join(config.args)
-    is_fast = config.option.markexpr == FAST and folder in BESIDE and not is_named
-    if is_fast and collection_path.match("test_*.py"):
-        return "smoke" not in collection_path.read_text(encoding="utf-8") or None
-    return None
+    is_test = collection_path.match("test_*.py") and not is_named
+    if config.option.markexpr != FAST or not is_test:
+        return None
+    if collection_path.relative_to(Path(__file__).parent).parts[0] not in BESIDE:
+        return None
+    return "smoke" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_finish() -> None:

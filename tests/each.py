@@ -83,9 +83,17 @@ def few(
 
 def by_file(subjects: Sequence[Any]) -> pytest.MarkDecorator:
     """A test for each file of ``compress/``: the ``places`` of all subjects made of
-    it.
+    it. Those of the lab's files are slow.
     """
     places = defaultdict(list)
     for place, subject in enumerate(subjects):
-        places[type(getattr(subject, "codec", subject)).__name__].append(place)
-    return pytest.mark.parametrize("places", places.values(), ids=list(places))
+        places[type(getattr(subject, "codec", subject))].append(place)
+    params = [
+        pytest.param(
+            own,
+            id=kind.__name__,
+            marks=[pytest.mark.slow] * kind.__module__.startswith("gradwire_lab."),
+        )
+        for kind, own in places.items()
+    ]
+    return pytest.mark.parametrize("places", params)

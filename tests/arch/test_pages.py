@@ -78,7 +78,6 @@ FOREIGN = {
     "Gauge": "of prometheus_client",
     "LightningCLI": "of Lightning",
     "Meter": "of OpenTelemetry",
-    "optimizer_step": "of PowerSGD's published code",
     "save_state": "of Accelerate",
     "set_all_reduce_hook": "of torch's FSDPModule",
     "sockaddr_storage": "of Linux",

@@ -47,13 +47,14 @@ KILLED: list[Line] = [
     [0.0, "life"],
     [2.0, "step", 1.0, 0],
     [3.0, "step", 2.0, 1],
-    [3.5, "in", "a", [0, 1]],
+    [3.5, "in", "a", [0, 1], True],
     [4.5, "step", 3.5, 2],
     [5.0, "end"],
     [7.0, "life"],
     [8.0, "out"],
+    [8.0, "in", "empty", [], False],
     [9.0, "step", 8.0, 100],
-    [9.5, "in", "b", [100]],
+    [9.5, "in", "b", [100], True],
     [9.6, "loss", 100, 5.0],
 ]
 # after a restart from the begin of round 1 the rank makes it again
@@ -61,14 +62,14 @@ RESTARTED: list[Line] = [
     [0.0, "life"],
     [0.0, "back", 0],
     [2.0, "step", 1.0, 0],
-    [2.0, "in", 0, [0]],
+    [2.0, "in", 0, [0], True],
     [3.0, "step", 2.0, 1],
-    [3.0, "in", 1, [1]],
+    [3.0, "in", 1, [1], True],
     [4.0, "end"],
     [5.0, "life"],
     [5.0, "back", 1],
     [7.0, "step", 6.0, 100],
-    [7.0, "in", 1, [100]],
+    [7.0, "in", 1, [100], True],
 ]
 
 
@@ -78,7 +79,8 @@ def test_steps_count_that_reached_the_model() -> None:
     assert course.counted == [(1.0, 2.0), (2.0, 3.0), (8.0, 9.0)]
     assert course.lost == [(3.5, 4.5)]
     assert course.dead == [(5.0, 7.0)]
-    assert course.rounds == ["a", "b"]
+    assert course.rounds == ["a", "empty", "b"]
+    assert course.counted_at_s == [3.5, 9.5]
     assert course.num_failed == 1
     assert course.losses == [(9.6, 100, 5.0)]
 
@@ -103,13 +105,18 @@ def test_a_rank_that_does_not_come_back_is_dead_to_the_end() -> None:
     assert course_of(KILLED[:6], 10.0).dead == [(5.0, 10.0)]
 
 
+def test_a_process_that_ends_before_its_first_word_has_never_lived() -> None:
+    lines: list[Line] = [[0.0, "life"], [2.0, "end"], [3.5, "end"], [6.0, "life"]]
+    assert course_of([*lines, [8.0, "end"]], 10.0).dead == [(2.0, 6.0), (8.0, 10.0)]
+
+
 def test_a_row_has_shares_of_all_ranks_seconds() -> None:
     courses = [course_of(KILLED, 10.0), course_of(RESTARTED, 10.0)]
     row = row_of("two ranks", courses, 10.0)
     assert row["fraction_counted"] == 5 / 20
     assert row["fraction_lost"] == 2 / 20
     assert row["fraction_dead"] == 3 / 20
-    assert row["fraction_closed"] == 4 / 6
+    assert row["fraction_closed"] == 5 / 7
     assert row["fraction_in"] == 1 / 2
     assert row["back_s"] == (4.5 + 3.0) / 2
     assert row["trains_s"] == 1.0
@@ -127,7 +134,7 @@ def test_steps_of_the_storm_count_that_reach_the_model_after_it() -> None:
         [1.0, "step", -1.0, 0],
         [5.5, "step", 4.5, 1],
         [6.5, "step", 5.5, 2],
-        [8.0, "in", "a", [0, 1, 2]],
+        [8.0, "in", "a", [0, 1, 2], True],
     ]
     course = course_of(lines, 5.0)
     assert course.counted == [(0.0, 1.0), (4.5, 5.0)]

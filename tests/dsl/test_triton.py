@@ -45,6 +45,7 @@ from gradwire_lab.library.zero_run import zero_run
 from tests.dsl.single_runs import run_of
 from tests.dsl.test_cpp import one_nan
 from tests.each import each
+from tests.laws.cases import of_library
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="no triton"),
@@ -207,7 +208,14 @@ PANEL = (
 """Kind and length of a gradient, and whether it has a residual."""
 
 
-@pytest.mark.parametrize("codec", GENERATED, ids=repr)
+@pytest.mark.parametrize(
+    "codec",
+    [
+        codec if of_library(codec) else pytest.param(codec, marks=pytest.mark.slow)
+        for codec in GENERATED
+    ],
+    ids=repr,
+)
 def test_compressors_have_the_same_bits(
     codec: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def selected_ranges(c_N, starts, stops, ks, firsts=None):
     return indices_K, values_K
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 @each("kind, threads", [("normal", 1), ("ties", 2), ("not finite", 2)])
 def test_topk_of_ranges_is_topk_of_each(kind, threads):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
+from typing import Any
 
 import pytest
 import torch
@@ -193,6 +194,18 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
+LABS = (coded_exponents, velocities, norms)
+"""Kernels of the lab, whose tests are slow."""
+
+
+def parameter_of(kernel: Kernel) -> Any:
+    """All builds of a kernel are on one worker, which makes the reference once."""
+    marks = [pytest.mark.xdist_group(kernel.__name__)]
+    if kernel in LABS:
+        marks.append(pytest.mark.slow)
+    return pytest.param(kernel, marks=marks, id=kernel.__name__)
+
+
 @cache
 def gradient_of(kind: str, numel: int) -> Tensor:
     """A gradient that no kernel writes to."""
@@ -226,12 +239,7 @@ def sizes_of(kernel: Kernel, kind: str, is_sample: bool) -> list[int]:
     [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.nightly])],
     ids=["sample", "long"],
 )
-@pytest.mark.parametrize(
-    "kernel",
-    # all builds on one worker, which makes the reference once
-    [pytest.param(one, marks=pytest.mark.xdist_group(one.__name__)) for one in KERNELS],
-    ids=[one.__name__ for one in KERNELS],
-)
+@pytest.mark.parametrize("kernel", [parameter_of(kernel) for kernel in KERNELS])
 def test_every_kernel_is_its_reference(
     kernel: Kernel, kind: str, is_sample: bool
 ) -> None:

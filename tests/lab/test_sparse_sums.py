@@ -182,7 +182,6 @@ TEAM_LAWS = [
 ]
 
 
-@pytest.mark.smoke
 @each("place, world_teams", enumerate(TEAMS))
 def test_nothing_is_lost_among_teams(place: int, world_teams: tuple[int, int]) -> None:
     """Also in chunks that are empty, shorter than their counts, or longer than 16,384

@@ -64,8 +64,14 @@ def draw_of(*names: object) -> int:
 def in_drawn_order(
     law: Callable[..., None], exchanges: Sequence[Exchange]
 ) -> list[Exchange]:
-    """In an order that the names of the law and the exchanges draw."""
-    return sorted(exchanges, key=lambda made: draw_of(law.__name__, full_name_of(made)))
+    """In an order that the names of the law and the exchanges draw; the library's own
+    come first.
+    """
+
+    def place(made: Exchange) -> tuple[bool, int]:
+        return not of_library(made), draw_of(law.__name__, full_name_of(made))
+
+    return sorted(exchanges, key=place)
 
 
 def part_of(
@@ -83,7 +89,7 @@ class Share(Enum):
     SAMPLE = "sample"
     """All, `make test` first."""
     DAY = "day"
-    """`make test-slow`, and those of the night."""
+    """`make test-slow`, and those of the night. The lab's sample is among them."""
     NIGHT = "night"
     """`make test-nightly` and `make test-all`."""
 
@@ -103,20 +109,23 @@ SHARES = pytest.mark.parametrize(
 
 
 def share_of(law: Callable[..., None], subject: object, is_sample: bool) -> Share:
-    """The share that an exchange, or a compressor, belongs to: of those that are not in
-    the sample, names draw a third for the day.
+    """The share that an exchange, or a compressor, belongs to: of the library's that
+    are not in the sample, names draw a third for the day.
+
+    Of the lab's the day has the sample.
     """
+    is_own = of_library(subject)
     if is_sample:
-        return Share.SAMPLE
+        return Share.SAMPLE if is_own else Share.DAY
     drawn = draw_of("night", law.__name__, full_name_of(subject))
-    return Share.NIGHT if drawn % 3 else Share.DAY
+    return Share.DAY if is_own and drawn % 3 == 0 else Share.NIGHT
 
 
 def sample_of(law: Callable[..., None], exchanges: Sequence[Exchange]) -> set[Exchange]:
     """The exchanges that `make test` asks a law of; others are slow.
 
     In drawn order an exchange is taken if it has an algorithm that none before it has.
-    So the law is asked of every algorithm.
+    So the law is asked of every algorithm, of the lab's in a slow test.
     """
     found: set[Exchange] = set()
     asked: set[type] = set()
@@ -149,11 +158,13 @@ def compressors() -> tuple[Compressor, ...]:
 
 def by_first_example() -> list[Any]:
     """The compressors as parameters: those of other settings than an algorithm's first
-    are slow.
+    are slow, and the lab's.
     """
     first = {type(codec): codec for codec in reversed(compressors())}.values()
     return [
-        codec if codec in first else pytest.param(codec, marks=pytest.mark.slow)
+        codec
+        if codec in first and of_library(codec)
+        else pytest.param(codec, marks=pytest.mark.slow)
         for codec in compressors()
     ]
 
@@ -228,7 +239,9 @@ def places_of_each_path(exchanges: Sequence[Exchange]) -> set[int]:
     with the collective that suits it, and every algorithm that is an exchange itself.
     """
     found: dict[Hashable, int] = {}
-    for place, exchange in enumerate(exchanges):
+    # the last is taken
+    last = sorted(enumerate(exchanges), key=lambda one: of_library(one[1]))
+    for place, exchange in last:
         if not isinstance(exchange, Pair):
             found[type(exchange)] = place
             continue
@@ -242,15 +255,26 @@ def places_of_each_path(exchanges: Sequence[Exchange]) -> set[int]:
 
 def planners() -> list[Any]:
     """The examples of planners as parameters: those of other settings than an
-    algorithm's first are slow.
+    algorithm's first are slow, and the lab's.
     """
     first: dict[str, Any] = {}
     for made in examples("planner"):
         first.setdefault(getattr(made, "func", made).__name__, made)
     return [
-        made if made in first.values() else pytest.param(made, marks=pytest.mark.slow)
+        made
+        if made in first.values() and of_library(made)
+        else pytest.param(made, marks=pytest.mark.slow)
         for made in examples("planner")
     ]
+
+
+def of_library(made: object) -> bool:
+    """Whether the library has an algorithm, or both of a pair; the lab has others."""
+    parts = (made.codec, made.collective) if isinstance(made, Pair) else (made,)
+    return not any(
+        getattr(part, "func", part).__module__.startswith("gradwire_lab.")
+        for part in parts
+    )
 
 
 def kind_of(exchange: Exchange) -> tuple[type, ...]:

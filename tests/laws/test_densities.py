@@ -142,6 +142,7 @@ def test_no_gradient_is_sent_whole(algorithm: Any) -> None:
 ESTIMATORS = tuple(made for made in SPARSIFIERS if isinstance(made, Estimated))
 
 
+@pytest.mark.slow
 @each("algorithm", ESTIMATORS)
 def test_estimators_are_within_their_range_whatever_the_gradient(
     algorithm: Estimated,

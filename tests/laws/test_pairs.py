@@ -35,6 +35,7 @@ from tests.laws.cases import (
     compressors,
     full_name_of,
     kind_of,
+    of_library,
     own_exchanges,
     places_of_each_path,
     share_of,
@@ -101,8 +102,14 @@ SLOW = [
 ]
 
 
+PATHS = [
+    place if of_library(EVERY[place]) else pytest.param(place, marks=pytest.mark.slow)
+    for place in sorted(SOME)
+]
+
+
 @pytest.mark.parametrize(
-    "place", [*sorted(SOME), *SLOW], ids=lambda at: full_name_of(EVERY[at])
+    "place", [*PATHS, *SLOW], ids=lambda at: full_name_of(EVERY[at])
 )
 def test_means_of_twelve_steps_follow_the_dense_mean(place: int) -> None:
     law_means_follow_the_dense_mean(EVERY[place], LARGE[place % len(LARGE)])

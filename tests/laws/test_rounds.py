@@ -22,7 +22,7 @@ from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.inputs import WIDE_KINDS
 from tests.each import each
 from tests.laws.broken_rounds import BITES, NEAR, QUICK
-from tests.laws.cases import MARKS, Share, compressors, draw_of, share_of
+from tests.laws.cases import MARKS, Share, compressors, draw_of, of_library, share_of
 from tests.laws.rounds_laws import (
     DILOCO,
     LAWS,
@@ -81,7 +81,8 @@ def test_partial_rounds_keep_their_laws(
 
 def test_the_sample_asks_each_law_and_each_algorithm() -> None:
     """Each law is asked of three algorithms or more, whatever the draw."""
-    asked = {type(codec): laws_of(codec)[Share.SAMPLE] for codec in FIRST}
+    share = {True: Share.SAMPLE, False: Share.DAY}
+    asked = {type(codec): laws_of(codec)[share[of_library(codec)]] for codec in FIRST}
     assert all(asked.values())
     counts = Counter(law for laws in asked.values() for law in laws)
     assert counts.keys() == {*LAWS}

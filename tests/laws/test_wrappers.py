@@ -172,6 +172,7 @@ ADAPTED = tuple(
 ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 
+@pytest.mark.slow
 @SHARES
 @by_law(ADAPTED_LAWS)
 def test_adapted_exchanges_keep_every_law(

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from itertools import product
 
+import pytest
+
 from gradwire.contract.registry import names
 from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
@@ -55,6 +57,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @each("on, at", sorted(PLACES))
 def test_plans_of_all_planners_are_explained_side_by_side(on: str, at: str) -> None:
     profile, cluster = PROFILES[on], CLUSTERS[at]

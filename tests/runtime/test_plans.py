@@ -546,6 +546,7 @@ def by_variant(rank: int, world: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_variant_of_ssfusion_is_carried_out(two: Ranks) -> None:
     for bits in two.run(by_variant):
         planned, plain = bits[::2], bits[1::2]

@@ -47,6 +47,7 @@ from .engine.engine import Engine
 from .fused import fused_messages
 from .grid.dtensors import (
     has_dtensors,
+    island_of,
     refuse_other_shards,
     reshard,
     shard_of,
@@ -62,7 +63,15 @@ from .grid.shards import (
 )
 from .handle import Handle
 from .liveness.blame import leave_by_cause
-from .liveness.membership import ALONE, MEETING, Membership, Run, join, run_of
+from .liveness.membership import (
+    ALONE,
+    MEETING,
+    Membership,
+    Run,
+    join,
+    join_ranks,
+    run_of,
+)
 from .pairs import Facts, Feature, refusal_of, refuse_pairs, warn_of_pairs
 from .settings import (
     FailurePolicy,
@@ -290,6 +299,10 @@ class Attachment:
     """A function that connects ranks as this attach does."""
     backend: dict[str, Any]
     """The back ends that carry messages, for ``stats()``."""
+    by_replica: bool
+    """Whether ranks that hold DTensors together go on or leave together."""
+    everyone: Membership
+    """The ranks that notice together that one of them is lost."""
 
     def prepare(self) -> Mapping[str, object]:
         """A subclass's own checks and parts; returns settings that ranks must share."""
@@ -309,6 +322,10 @@ class Attachment:
         """
         leave_by_cause()
         self.newcomer = newcomer
+        island = island_of(model)
+        self.by_replica = settings.survives and bool(island)
+        if self.by_replica or (island and self.way != "attach"):
+            grid = grid._replace(shards=join_ranks(island, settings.patience))
         with refusing(grid.who, grid.shards) as listeners:
             self._check(model, settings, grid)
             fingerprint = self._fingerprint(grid.shards, self.prepare())
@@ -371,21 +388,29 @@ class Attachment:
         """
         timeout = self.settings.failure.timeout
         networks = None
+        fingerprint["replica"] = grid.shards.ranks
         # From here on this rank's group hears a refusal by the agreement itself.
         listeners.remove(grid.who)
         if self.newcomer is None:
-            networks = agree(grid.who, fingerprint, timeout)
+            announced = agree(grid.who, fingerprint, timeout)
+            networks = [one[NETWORK] for one in announced]
         listeners.clear()
-        # Local steps send shards of other lengths in other messages.
+        # Shards of other lengths may travel in other messages.
         alike = messages if self.way == "attach" else []
         settings = fingerprint[SETTINGS]
+        self.everyone = grid.who
+        if self.by_replica:
+            alike = []
+            ranks = tuple(rank for one in announced for rank in one["replica"])
+            settings["ranks of all replicas"] = ranks
+            self.everyone = join_ranks(ranks, timeout)
         agree_among_shards(grid.who, grid.shards, settings, alike, timeout)
         return networks
 
     def _healing(self, announced: str) -> Healing | None:
         """The parts of this training that a newcomer takes over, if any may come."""
         failure = self.settings.failure
-        if failure.on_failure != "shrink":
+        if not self.settings.survives:
             return None
         from .survive.rejoin import Healing
 
@@ -428,8 +453,9 @@ class Attachment:
             num_channels=0 if is_idle else settings.channels,
             timeout=settings.failure.timeout,
             on_span=recorder.add,
-            shards=grid.shards,
+            shards=ALONE if self.by_replica else grid.shards,
             ranks_per_host=settings.ranks_per_host,
+            ranks_per_replica=grid.shards.world if self.by_replica else 1,
             checksums=settings.failure.checksums,
             scheduler_of=_scheduler_of(settings.plan, world),
         )
@@ -438,7 +464,7 @@ class Attachment:
             engine = newcomer.enter(engine_of, heal, settings.failure.timeout)
             group = newcomer.admitted.group
         else:
-            engine = engine_of(grid.who)
+            engine = engine_of(self.everyone)
             _sweep_meeting(engine)
             group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
         undo = ExitStack()
@@ -535,8 +561,7 @@ class Attachment:
             and ("given" if settings.scaler.is_enabled() else "disabled"),
             "compressors that are measured": settings.pilot
             and [*settings.pilot.compressors],
-            "optimizer": settings.failure.on_failure == "shrink"
-            and type(settings.optimizer).__name__,
+            "optimizer": settings.survives and type(settings.optimizer).__name__,
             **special,
         }
         used = exchanges_in(settings.exchange)
@@ -626,7 +651,10 @@ class Attachment:
             if overlapping and settings.overlaps and not has_dtensors(params):
                 overlap = overlapping()
                 undo.callback(overlap.detach)
-            hooks = ModuleHooks(progress, params, overlap, unattached, local)
+            kind = ModuleHooks
+            if self.by_replica:
+                from .step.replicas import ReplicaHooks as kind
+            hooks = kind(progress, params, overlap, unattached, local)
             hooks.ends_behind_others = bool(sharded_modules(model))
             undo.callback(hooks.remove)
         controls = None
@@ -650,13 +678,12 @@ class Attachment:
             self.run,
             self.backend,
         )
-        if settings.failure.on_failure == "shrink":
+        if settings.survives:
             self._survive(handle, progress, hooks or buckets, undo)
         if buckets is not None and isinstance(model, DistributedDataParallel):
             from .ddp.comm_hook import refuse_fewer
 
-            survives = settings.failure.on_failure == "shrink"
-            undo.callback(refuse_fewer(model, survives=survives))
+            undo.callback(refuse_fewer(model, survives=settings.survives))
         return handle
 
     def _survive(
@@ -684,6 +711,9 @@ class Attachment:
             alone = open_group(name, 0, 1, self.settings.failure.timeout, backends)
             undo.callback(lambda: hooks.rejoin(self.run.group))
             hooks.stand_alone(alone)
+        elif self.by_replica:
+            hooks.shrinking.finish = hooks.finish
+            hooks.join(undo)
 
     def _overlapping(self, progress: Progress) -> Callable[[], Overlap] | None:
         """Makes the overlap of the next forward pass; None if no plan can ask it."""
@@ -713,7 +743,7 @@ class Attachment:
             hooks = DDPInTurn(progress, model, params)
         else:
             kind = DDPHooks
-            if settings.failure.on_failure == "shrink":
+            if settings.survives:
                 from .ddp.surviving import SurvivingHooks as kind
             hooks = serve_hook(progress, model, params, kind)
         undo.callback(hooks.remove)

@@ -375,13 +375,6 @@ refuse(
 )
 refuse(
     Feature.ON_FAILURE,
-    Feature.DTENSORS,
-    "'end' beside sharded layers (FSDP, HSDP), whose ranks wait for a lost one in "
-    "FSDP's own collectives",
-    remedy=_RESTART,
-)
-refuse(
-    Feature.ON_FAILURE,
     Feature.SHARDS,
     "'end' beside shards=, since a lost rank holds some",
     remedy=_RESTART,

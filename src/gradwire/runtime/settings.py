@@ -223,6 +223,11 @@ class Settings:
         return {**vars(self.options), **vars(self.failure)}
 
     @property
+    def survives(self) -> bool:
+        """Whether ranks go on without lost ranks."""
+        return getattr(self.failure, "on_failure", "") == "shrink"
+
+    @property
     def patience(self) -> timedelta:
         """The time-out, or the default if no usable time-out was given."""
         timeout = getattr(self.failure, "timeout", None)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gradwire.measure import step
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
 from gradwire.runtime.engine.engine import Engine, figures_of_all
 from gradwire.runtime.liveness.membership import join
+from gradwire_bench.testbed import step
 from gradwire_bench.testbed.step import SmallModel, step_line
 from tests.runtime.ranks import Ranks
 

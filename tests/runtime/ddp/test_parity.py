@@ -172,7 +172,7 @@ def by_all_ways(rank: int, world: int, case: str) -> list[str]:
     return found
 
 
-@sampled("cases", [*CASES])
+@sampled("cases", [*CASES], every=3)
 def test_dense_training_has_the_bits_of_ddp(cases: list[str], two: Ranks) -> None:
     for case in cases:
         one, other = two.run(by_all_ways, case)

@@ -136,7 +136,7 @@ def goes_on(
     reports = [one for one in found if isinstance(one, Report)]
     (text,) = [one for one in found if isinstance(one, str)]
     assert text.startswith(f"{int(ExitCode.RANK_LOST)} ({victim},) ")
-    assert "a host that has lost a rank leaves, and the others go on" in text
+    assert "a host that has lost a rank leaves, and whole ones go on" in text
     assert len(reports) == len(numbers) == fresh.world
     for report in reports:
         assert report.lost == [(host, LAST)]

@@ -448,9 +448,8 @@ class Undone:
     """A synchroniser whose step is undone by noting it."""
 
     def __init__(self, world: int) -> None:
-        self.engine = SimpleNamespace(
-            rank=0, world=world, who=Membership("0-1-2", 0, world)
-        )
+        who = Membership("0-1-2", 0, world)
+        self.engine = SimpleNamespace(rank=0, world=world, who=who, everyone=who)
         self.engine.close = lambda: None
         self.engine.interrupt = lambda error: None
         self.engine.break_off = lambda alarm, how, in_step: None
@@ -494,7 +493,8 @@ def test_gradients_of_a_step_that_does_not_count_are_dropped(
     for param in params:
         param.grad = torch.ones(2)
     one = survival(params)
-    left = SimpleNamespace(who=one._engine.who.going_on([0, 1]), close=lambda: None)
+    everyone = one._engine.everyone.going_on([0, 1])
+    left = SimpleNamespace(everyone=everyone, close=lambda: None)
     values = [Counted(4, 4, undoes), Counted(4, 4)]
     successors = Survivors(left, None, values)  # type: ignore[arg-type]
     monkeypatch.setattr(shrink, "survivors_of", lambda *given: successors)
@@ -516,7 +516,7 @@ def test_models_of_other_ranks_do_not_shrink(monkeypatch: pytest.MonkeyPatch) ->
     for name, ranks in names.items():
         one = survival([])
         one._name = name
-        one._engine.who = Membership(name, 0, len(ranks), tuple(ranks))
+        one._engine.everyone = Membership(name, 0, len(ranks), tuple(ranks))
         one._lose = lambda failure, name=name: lost.append(name)
         one._raise_due = lambda failure: None
         one._due = gw.RanksLost("rank 2 is lost", ranks=(2,), step=4)

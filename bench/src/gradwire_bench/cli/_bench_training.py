@@ -284,6 +284,7 @@ def storm(
     times: Annotated[float, option("Faults over those of ft-diloco's storm.")] = 1.0,
     kill_every: Annotated[float, option("Kills at this distance, in seconds.")] = 0.0,
     width: Annotated[int, option("The model's width.")] = 128,
+    every: Annotated[int, option("Local steps between two exchanges.")] = 24,
     rate: LinkRate = "50mbit",
     delay: Delay = 40.0,
     way: Annotated[Names, option("Only this way; may be repeated.")] = None,
@@ -296,9 +297,9 @@ def storm(
     gradwire has a quorum of half. Ranks have speeds of 1 to 4. counted is the share of
     all ranks' seconds in steps that ended in the model, lost in steps that did not.
     closed is the share of attempts to be in a round that took effect, in the ranks
-    that a round has, and back the seconds until a killed rank's steps count again;
-    trains and counts are seconds from its new process to its first step, and until it
-    counts.
+    that a round has, and back the seconds until a killed rank's work is in one again;
+    trains and counts are seconds from its new process to its first step, and to such a
+    round.
     """
     from ..storm import storm as bench
     from ..storm.schedule import StormBench
@@ -310,6 +311,7 @@ def storm(
         times=times,
         kill_every_s=kill_every,
         width=width,
+        every=every,
         rate_bytes_per_s=parse_rate(rate),
         delay_s=delay / 1e3,
         ways=tuple(way or ()),

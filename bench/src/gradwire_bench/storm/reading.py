@@ -28,7 +28,7 @@ class Course(NamedTuple):
     """Steps that did not."""
     dead: list[Span]
     counted_at_s: list[float]
-    """When steps reached the model."""
+    """When work reached the model."""
     rounds: list[Any]
     """The rounds that this rank was in."""
     num_failed: int
@@ -55,8 +55,9 @@ def course_of(lines: Iterable[Line], seconds: float) -> Course:
     """The course of a rank in a storm of so many seconds.
 
     The words are "life" and "end" of a process, "step" with its begin and number, "in"
-    with a round and the numbers of the steps that it took in, "out" for a round without
-    this rank, "back" to the begin of a round, and "loss" with tokens and loss.
+    with a round, the numbers of the steps that it took in and whether there was work,
+    "out" for a round without this rank, "back" to the begin of a round, and "loss" with
+    tokens and loss.
     """
     by_word = defaultdict(list)
     rounds: dict[Any, list[int]] = {}
@@ -74,13 +75,17 @@ def course_of(lines: Iterable[Line], seconds: float) -> Course:
         if end_s > 0 and begin_s < seconds
     }
     in_model = {number for numbers in rounds.values() for number in numbers}
-    lives = [*(at_s for at_s, *_ in by_word["life"]), seconds][1:]
-    ends = [at_s for at_s, *_ in by_word["end"]]
+    lives = [at_s for at_s, *_ in by_word["life"]]
+    dead: dict[float, float] = {}
+    for end_s, *_ in by_word["end"]:
+        life_s = min((at_s for at_s in lives if at_s > end_s), default=seconds)
+        # a process may end before its first word
+        dead.setdefault(life_s, end_s)
     return Course(
         counted=[steps[number] for number in steps if number in in_model],
         lost=[steps[number] for number in steps if number not in in_model],
-        dead=[*zip(ends, lives, strict=False)],
-        counted_at_s=[at_s for at_s, _, numbers in by_word["in"] if numbers],
+        dead=[(end_s, life_s) for life_s, end_s in dead.items()],
+        counted_at_s=[at_s for at_s, *_, has_work in by_word["in"] if has_work],
         rounds=[*rounds],
         num_failed=len(by_word["out"]) + num_taken_back,
         losses=by_word["loss"],

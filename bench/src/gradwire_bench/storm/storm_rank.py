@@ -113,7 +113,7 @@ class Learner:
 
     def take_in(self, round_name: object, num_steps: int | None = None) -> None:
         """Notes a round that took in the next steps of this life, or all."""
-        self.note("in", round_name, self.open[:num_steps])
+        self.note("in", round_name, self.open[:num_steps], bool(self.open))
         del self.open[:num_steps]
 
     def state(self) -> dict[str, Any]:
@@ -294,6 +294,8 @@ def _gradwire(learner: Learner) -> None:
         every=storm.every,
         fragments=fragments,
         quorum=storm.hosts // 2,
+        # a step of the slowest rank, whose push would wait for a period otherwise
+        grace=4 * storm.step_s,
         tape=on_merge,
         failure=policy,
     )

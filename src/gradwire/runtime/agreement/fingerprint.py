@@ -42,18 +42,19 @@ def fingerprint(
 def agree(who: Membership, fingerprint: Fingerprint, timeout: timedelta) -> list[Any]:
     """Raises ``RanksDiffer`` on every rank if one refused or two fingerprints differ.
 
-    Returns what each rank announces under ``NETWORK``, which may differ.
+    Returns all fingerprints in rank order. They may differ in all but settings and
+    tensors.
     """
 
-    def networks(announced: Mapping[int, Any]) -> list[Any]:
+    def compared(announced: Mapping[int, Any]) -> list[Any]:
         refuse_if_one_did(announced, "rank {} refused to attach")
         remedy = "start all ranks with the same model, settings and versions"
         refuse_differences(
             announced, "rank", "do not train the same thing", remedy, difference
         )
-        return [other.get(NETWORK) for other in announced.values()]
+        return [*announced.values()]
 
-    return who.agree(fingerprint, networks, timeout)
+    return who.agree(fingerprint, compared, timeout)
 
 
 def post_refusal(who: Membership, error: Exception) -> None:

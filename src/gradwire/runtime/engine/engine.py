@@ -150,6 +150,8 @@ class Engine:
 
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers
     are cut. Ranks are numbered host after host, with ``ranks_per_host`` on each host.
+    With ``ranks_per_replica`` they are numbered replica after replica. Then a rank
+    averages with the ranks of its place, and all replicas notice a loss together.
     ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
     channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
@@ -175,13 +177,22 @@ class Engine:
         on_span: Callable[[Span], None],
         shards: Membership = ALONE,
         ranks_per_host: int = 1,
+        ranks_per_replica: int = 1,
         checksums: bool = False,
         scheduler_of: SchedulerOf | None = None,
         connects: bool = True,
     ) -> None:
+        self.everyone = who
+        """The ranks of all replicas, of which some leave and the others go on."""
+        if ranks_per_replica > 1:
+            who = who.across_hosts(ranks_per_replica)
         self.who = who
         self.rank = who.rank
         self.world = who.world
+        self.num_together = ranks_per_host * ranks_per_replica
+        """The number of ranks that go on or leave together."""
+        self.replica = self.everyone.on_host(ranks_per_replica)
+        """The ranks that hold this rank's model together."""
         self.shards = shards
         self.ranks_per_host = ranks_per_host
         self.timeout = timeout
@@ -215,16 +226,15 @@ class Engine:
         self._scheduler_of = scheduler_of
         self.slots: SendScheduler | None = None
         self._pulse: Pulse | None = None
-        if who.world > 1:
+        if self.everyone.world > 1:
             self._pulse = Pulse(
-                who.name,
-                self.rank,
-                self.world,
+                *self.everyone[:3],
                 self._alarmed,
                 self._lose_store,
                 self._fail,
                 self._waits,
             )
+            self._pulse.peers = self._among_all(range(self.world))
         if connects:
             try:
                 self.connect()
@@ -329,22 +339,24 @@ class Engine:
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; called between two steps."""
         channel = self.routes.first_channel
-        self._carry("broadcast", partial(broadcast_all, tensors, channel, src=source))
+        self.carry("broadcast", partial(broadcast_all, tensors, channel, src=source))
 
     def rows(self, own_N: Tensor) -> Tensor:
         """All ranks' tensors of one length, in rank order; between two steps."""
         rows_WN = own_N.new_empty(self.world, own_N.numel())
         gather = AllGather(rows_WN.view(-1), own_N)
         channel = self.routes.first_channel
-        self._carry("all_gather", partial(carry_out, [gather], [channel]))
+        self.carry("all_gather", partial(carry_out, [gather], [channel]))
         return rows_WN
 
-    def _carry(self, name: str, work: Callable[[], object]) -> None:
-        """Does an operation between two steps, which may reach no ranks."""
+    def carry(
+        self, name: str, work: Callable[[], object], step: int = IN_ATTACH
+    ) -> None:
+        """Does an operation outside of messages, which may reach no ranks."""
         try:
             work()
         except RuntimeError as error:
-            raise self.unreachable(name, error) from error
+            raise self.unreachable(name, error, step) from error
 
     def use(self, credit: int) -> None:
         """Has messages take the first ``credit`` channels from now on, as in a plan.
@@ -549,15 +561,14 @@ class Engine:
         return [] if self._pulse is None else self._pulse.signs()
 
     def next_epoch(self, own: Any, lost: Collection[int] = ()) -> dict[int, Any]:
-        """The ranks that go on without ``lost`` ranks; see `epochs.next_epoch`.
+        """The ranks of ``everyone`` that go on without its ``lost`` ranks.
 
-        ``own`` is the value that this rank announces.
+        ``own`` is the value that this rank announces. See `epochs.next_epoch`.
         """
         if self._pulse is None:
             return {}
-        return next_epoch(
-            self._pulse, self.who, own, self.timeout, lost, self.ranks_per_host
-        )
+        who = self.everyone
+        return next_epoch(self._pulse, who, own, self.timeout, lost, self.num_together)
 
     def survive(self) -> None:
         """Notes that the loss of a rank in a step ends no process."""
@@ -573,7 +584,14 @@ class Engine:
         code: int = ExitCode.RANK_LOST,
     ) -> BaseException:
         """Fails because of other ranks, announces it, and returns the error."""
-        return self.break_off(Alarm(ranks, step, text, code), how)
+        places = self._among_all(ranks)
+        if places != ranks:
+            text += self.who.explained(ranks)
+        return self.break_off(Alarm(places, step, text, code), how)
+
+    def _among_all(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """The numbers among ``everyone`` of ranks that average with this one."""
+        return self.everyone.in_group(self.who.in_job(ranks))
 
     def break_off(
         self, alarm: Alarm, how: str, *, in_step: bool = False
@@ -586,7 +604,7 @@ class Engine:
             if self._pulse is not None:
                 lingers = self._pulse.lingers or not in_step
                 alarm = self._pulse.raise_alarm(alarm, lingers=lingers)
-            self._fail(failure_of(alarm, self.who, how))
+            self._fail(failure_of(alarm, self.everyone, how))
         assert self._failure is not None
         return self._failure
 
@@ -678,17 +696,19 @@ class Engine:
             return
         # The steps found it, in values that all ranks had announced.
         if isinstance(error, RankFailed):
-            alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
+            places = self._among_all(error.ranks)
+            alarm = Alarm(places, self._step, str(error), error.exit_code)
             how = "by what ranks announced"
         elif task.lane in (*COMPUTING, None) or is_interrupt(error):
-            text = f"rank {self.rank} of {self.world} raised {said(error)}"
+            who = self.everyone
+            text = f"rank {who.rank} of {who.world} raised {said(error)}"
             self._pulse.raise_alarm(
-                Alarm((self.rank,), self._step, text, ExitCode.BROKEN)
+                Alarm((who.rank,), self._step, text, ExitCode.BROKEN)
             )
             self._fail(error)
             return
         else:
-            alarm = blamed(self._pulse, task.name, self._step, self.world)
+            alarm = blamed(self._pulse, task.name, self._step, self.everyone.world)
             how = f"{task.name}: {first_line(error)}"
         # An alarm of another rank that came in the meantime stands.
         self.break_off(alarm, how, in_step=True)
@@ -700,16 +720,16 @@ class Engine:
 
         ``name`` is the operation.
         """
-        alarm = blamed(self._pulse, name, step, self.world)
+        who = self.everyone
+        alarm = blamed(self._pulse, name, step, who.world)
         if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
             text = (
-                f"rank {self.rank} of {self.world} failed to {name} "
-                f"({first_line(error)})"
+                f"rank {who.rank} of {who.world} failed to {name} ({first_line(error)})"
             )
             text += ", and all ranks answer elsewhere"
             if name.startswith("connect"):
                 text += loopback_name()
-            alarm = Alarm((self.rank,), step, text, alarm.code)
+            alarm = Alarm((who.rank,), step, text, alarm.code)
         return self.break_off(alarm, f"{name}: {first_line(error)}")
 
     def broken(self, name: str, error: BaseException, step: int) -> BaseException:
@@ -722,18 +742,17 @@ class Engine:
 
     def refuse_silence(self, step: int) -> None:
         """Raises on all ranks if a rank or the store is silent; this takes seconds."""
-        alarm = self._pulse and silence(self._pulse, step, self.world)
+        alarm = self._pulse and silence(self._pulse, step, self.everyone.world)
         if alarm:
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(failure_of(alarm, self.who, "announced by another rank"))
+        self._fail(failure_of(alarm, self.everyone, "announced by another rank"))
 
     def _lose_store(self) -> None:
         # This rank ends. Ranks that ask later must not take it for the cause.
-        self.break_off(
-            blamed(self._pulse, "", self._step, self.world), "its store is lost"
-        )
+        alarm = blamed(self._pulse, "", self._step, self.everyone.world)
+        self.break_off(alarm, "its store is lost")
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

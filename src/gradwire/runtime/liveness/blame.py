@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import wait
 from typing import Any
+from weakref import WeakSet
 
 from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
 from ..transport.wire import AMONG_SHARDS, in_background
@@ -27,6 +28,8 @@ _ENDINGS = (Reach.ENDED, Reach.DETACHED, Reach.MUTE)
 """The answers to probes that explain the silence of a rank."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 """The variable that says at which network interface gloo listens."""
+CAUSES: WeakSet[Any] = WeakSet()
+"""Objects whose ``cause_of`` may know a lost rank behind an error of torch's."""
 IN_ATTACH = -1
 """The step of an alarm that was raised in ``attach``, before the first step."""
 
@@ -211,5 +214,8 @@ def leave_by_cause() -> None:
         if isinstance(error, GradwireError):
             # from a hook, this is how the process ends
             raise SystemExit(int(error.exit_code))
+        for one in CAUSES:
+            if cause := one.cause_of(error):
+                hook(type(cause), cause, None)
 
     sys.excepthook = hook

@@ -148,6 +148,8 @@ class Pulse:
         self.place = Place(0, 0, 0)
         """The progress that this rank shows the others."""
         self.waits = waits
+        self.peers: Sequence[int] = range(world)
+        """The ranks whose progress compares with this one's."""
         self.detaches = False
         """Whether the rank is about to leave by itself, which its last sign says."""
         self.lingers = True
@@ -274,9 +276,9 @@ class Pulse:
         return self._signs[rank].still_s >= patience_s
 
     def signs(self) -> list[Sign]:
-        """Every rank's sign, read anew; empty if the store does not answer."""
+        """The peers' signs, read anew; empty if the store does not answer."""
         with self._watching() as is_read:
-            return self._signs if is_read else []
+            return [self._signs[rank] for rank in self.peers] if is_read else []
 
     def detached(self) -> set[int]:
         """The ranks that had left by themselves when signs were last read."""
@@ -284,18 +286,20 @@ class Pulse:
         return {rank for rank, sign in signs if sign.beat == _DETACHED}
 
     def last_ranks(self) -> tuple[int, ...]:
-        """The ranks furthest back when signs were last read, except ranks that waited
+        """The peers furthest back when signs were last read, except ranks that waited
         for the network; none if all are level.
 
         All other ranks have launched the messages that the ranks furthest back need, so
         the other ranks were not late.
         """
         signs = self._signs
-        places = [sign.place._replace(local_step=0) for sign in signs]
+        places = {r: signs[r].place._replace(local_step=0) for r in self.peers}
+        first = max(places.values())
+        last = min(places.values())
         return tuple(
             rank
-            for rank, place in enumerate(places)
-            if min(places) == place < max(places) and not signs[rank].waits
+            for rank, place in places.items()
+            if last == place < first and not signs[rank].waits
         )
 
     def local_steps(self) -> str:

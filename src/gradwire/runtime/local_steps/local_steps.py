@@ -43,10 +43,10 @@ from ...exchange.rounds import NEVER, Rules, codec_for_rounds, row_of_newcomer
 from ..attach import grid_of, newcomer_of
 from ..engine.engine import Engine
 from ..fused import fused_messages
-from ..grid.dtensors import island_of, num_cuts
+from ..grid.dtensors import num_cuts
 from ..grid.shards import averages_in_host
 from ..handle import Handle
-from ..liveness.membership import Membership, join_ranks
+from ..liveness.membership import Membership
 from ..pairs import Feature
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
 from ..step.integrity import DEFAULT_CHECK_EVERY
@@ -197,8 +197,6 @@ def local_steps(  # noqa: PLR0913
         inner = quietened(model, quiet, goes_on=is_island)
         # a DDP model's own group is that of its host
         grid = grid_of(inner if is_island else model, group, mesh, settings)
-        if island := island_of(inner):
-            grid = grid._replace(shards=join_ranks(island, settings.patience))
         handle = way.attach(inner, settings, grid, newcomer)
     assert isinstance(handle, LocalSteps)
     return handle

@@ -366,12 +366,14 @@ class ModuleHooks:
         ):
             synchroniser.abandon(name, is_retry=self._is_retry(name))
         if not synchroniser.open:
-            self._open_step()
             # What no hook has brought is handed in before any attached model waits for
             # its means.
-            rest = partial(self._do, self._complete)
-            end = partial(self._do, self._finish)
-            self._progress.queue_end(end, rest, behind_others=self.ends_behind_others)
+            self._progress.queue_end(
+                self._end,
+                partial(self._do, self._complete),
+                behind_others=self.ends_behind_others,
+            )
+            self._open_step()
 
     def _is_retry(self, name: str) -> bool:
         """Whether an earlier backward pass raised and the loop dropped its gradients.
@@ -402,7 +404,7 @@ class ModuleHooks:
         for param in self.params.values():
             param.grad = None
         is_retry = self._is_retry("")
-        end = self._progress.ending(partial(self._do, self._finish))
+        end = self._progress.ending(self._end)
         if self._synchroniser.open:
             self._synchroniser.abandon("a step without a batch", is_retry=is_retry)
         self._do(self._open_step)
@@ -464,22 +466,29 @@ class ModuleHooks:
         today.
         """
         grads = self._synchroniser.grads
-        if self.params.keys() <= grads.keys():
+        if not self._synchroniser.open or self.params.keys() <= grads.keys():
             return
         handed_in = set(grads)
         for name, param in self.params.items():
             if name not in handed_in:
                 self._hand_in(name, param)
 
-    def _finish(self) -> None:
-        synchroniser = self._synchroniser
-        # the loss of a rank in another model's step has ended this one
-        if not synchroniser.open:
-            return
+    def _end(self) -> None:
+        """Ends the step, as the backward pass ends."""
+        self._do(self._finish)
+
+    def _close(self) -> None:
+        """Notes that all gradients of the step are there."""
         self._complete()
         self._refuse_stepped()
-        synchroniser.close()
+        self._synchroniser.close()
         self._progress.record_backward(wall_clock())
+
+    def _finish(self) -> None:
+        # the loss of a rank in another model's step has ended this one
+        if not self._synchroniser.open:
+            return
+        self._close()
         if self.overlap is None:
             self._progress.finish()
         else:

@@ -40,7 +40,8 @@ def survivors_of(
     """Connects the ranks that ``failure`` leaves, which all call it.
 
     If only the network has failed between them, these are all. Ranks that are lost
-    meanwhile are left out too. A host of several ranks goes on whole or not at all.
+    meanwhile are left out too. A host of several ranks, or a replica, goes on whole or
+    not at all.
 
     Args:
         old: The engine of the ranks so far, which is closed.
@@ -53,8 +54,8 @@ def survivors_of(
         may_part: Whether this rank goes on alone where it is not among the others.
 
     Raises:
-        RankFailed: This rank cannot go on: it is one of the lost ranks or on their
-            host, or the job's store does not answer.
+        RankFailed: This rank cannot go on: it is one of the lost ranks, on their host
+            or in their replica. Or the job's store does not answer.
     """
     if not isinstance(failure, RankFailed) or isinstance(failure, LoopMistake):
         raise failure
@@ -63,16 +64,16 @@ def survivors_of(
     while True:
         values = {}
         if failure.ranks or failure.exit_code == ExitCode.NETWORK:
-            values = old.next_epoch(own, old.who.in_group(failure.ranks))
-        if old.rank not in values:
+            values = old.next_epoch(own, old.everyone.in_group(failure.ranks))
+        if old.everyone.rank not in values:
             if not may_part(old, failure):
-                raise _left_out(failure, old.ranks_per_host)
+                raise _left_out(failure, old)
             old.close()
-            alone = connect(old.who.going_on([old.rank]))
+            alone = connect(old.everyone.going_on([old.rank]))
             return Survivors(alone, None, [own], is_parted=True)
         old.close()
         # its pulse lives on where it cannot connect
-        old = connect(old.who.going_on([*values]), connects=False)
+        old = connect(old.everyone.going_on([*values]), connects=False)
         try:
             old.connect()
             if old.world < num_before or group is None:
@@ -84,12 +85,13 @@ def survivors_of(
             failure = later
 
 
-def _left_out(failure: RankFailed, ranks_per_host: int) -> RankFailed:
+def _left_out(failure: RankFailed, old: Engine) -> RankFailed:
     """The error on a rank that does not go on."""
-    if ranks_per_host == 1:
+    if old.num_together == 1:
         return failure
+    unit = "host" if old.replica.world == 1 else "replica"
     return RankFailed(
-        f"{failure}; a host that has lost a rank leaves, and the others go on",
+        f"{failure}; a {unit} that has lost a rank leaves, and whole ones go on",
         ranks=failure.ranks,
         step=failure.step,
         exit_code=failure.exit_code,

@@ -130,6 +130,8 @@ class Shrinking:
         )
         self.on_drop: Callable[[], None] = lambda: None
         """Called where a step's gradients are dropped."""
+        self.finish = progress.finish
+        """Waits for the means of the open step, and ends it."""
         self._due: RanksLost | None = None
         """The loss that the loop has yet to be raised."""
         self._undoes = False
@@ -199,7 +201,7 @@ class Shrinking:
         # another model's loss has only interrupted the wait
         if self._progress.synchroniser.open:
             try:
-                self._progress.finish()
+                self.finish()
             except RankFailed as later:
                 self.failed(later)
 
@@ -218,7 +220,9 @@ class Shrinking:
         every = sorted(_shrinking, key=lambda model: model._name)
         for model in every:
             model._engine.interrupt(None)
-        models = [model for model in every if model._engine.who.in_group(failure.ranks)]
+        models = [
+            model for model in every if model._engine.everyone.in_group(failure.ranks)
+        ]
         _all_lose(models, failure)
         is_torn = any(model._is_torn for model in models)
         beside = [
@@ -242,7 +246,7 @@ class Shrinking:
     def _break_off(self, failure: RankFailed) -> None:
         """Alarms this model's other ranks, as they may wait for a rank that left."""
         engine = self._engine
-        who = engine.who
+        who = engine.everyone
         lost = who.in_group(failure.ranks)
         beyond = tuple(rank for rank in failure.ranks if rank not in who.numbers)
         text = (
@@ -285,7 +289,7 @@ class Shrinking:
         self._undo.callback(left.engine.close)
         decision = decided(
             [Counted(*value) for value in left.values],
-            repeats=not old.who.in_group(failure.ranks),
+            repeats=not old.everyone.in_group(failure.ranks),
         )
         if decision is None:
             raise failure
@@ -299,7 +303,8 @@ class Shrinking:
             synchroniser.undo()
             self._drop_gradients()  # some may be means of the step that does not count
         self._is_torn = decision.is_torn
-        gone = [n for n in old.who.numbers if n not in left.engine.who.numbers]
+        staying = left.engine.everyone.numbers
+        gone = [n for n in old.everyone.numbers if n not in staying]
         self._due = self._note(old, gone, decision.num_steps, failure)
         try:
             self._move(left.engine, left.group, is_residual)
@@ -336,8 +341,8 @@ class Shrinking:
         )
         return RanksLost(
             f"rank {listed(ranks)} is lost in step {step}, "
-            f"with residuals whose norm was {norms}; {old.world - len(gone)} ranks go "
-            "on: repeat the step, from zero_grad() on",
+            f"with residuals whose norm was {norms}; {old.everyone.world - len(gone)} "
+            "ranks go on: repeat the step, from zero_grad() on",
             ranks=ranks,
             step=step,
         )

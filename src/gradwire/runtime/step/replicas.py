@@ -1,0 +1,112 @@
+"""ReplicaHooks: sharded layers go on without lost ranks, a replica at a time.
+
+The ranks of a replica hold a model's shards together, and wait for each other in
+collectives of FSDP or of DTensors. So a loss is raised only where a backward pass ends:
+by then its collectives have met. There all ranks of the replica say whether they have
+all means. All of them end the step, or none does. Otherwise one would wait for another
+in the next forward pass, while that one waits for it to go on without the lost ranks.
+
+Ranks say so on a channel of their own. It outlives the loss of other replicas.
+
+A rank whose own replica has lost a rank sees torch's error first, in a collective. If
+the error ends the script, the exit code and the last words are of the lost rank.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...contract.verbs import AllReduce
+from ...errors import RankFailed
+from ..liveness.blame import CAUSES
+from ..transport.task_graph import Task, wall_clock
+from ..transport.wire import carry_out, give_back, open_channels
+from .hooks import ModuleHooks
+
+
+class ReplicaHooks(ModuleHooks):
+    """Hands gradients in, and ends each step on all ranks of a replica or on none.
+
+    ``join`` is called before the first step.
+    """
+
+    _failure: RankFailed | None = None
+    """The loss of a rank that the end of the backward pass has yet to handle."""
+
+    def join(self, undo: ExitStack) -> None:
+        """Connects the ranks of the replica, until ``undo`` is closed."""
+        engine = self._synchroniser.engine
+        # a rank may have to wait for the time-out before it tells of a loss
+        patience = 4 * engine.timeout
+        opening = partial(open_channels, *engine.replica[:3], 1, patience)
+        self._channels = engine.meanwhile("connect", opening)
+        undo.callback(give_back, self._channels)
+        CAUSES.add(self)
+
+    def _accept(self, name: str, param: Any) -> None:
+        if self._progress.backward() is None:
+            # an earlier pass may have raised before its end
+            self._failure = None
+        if self._failure:
+            param.grad = None
+        else:
+            super()._accept(name, param)
+
+    def _lost(self, failure: RankFailed) -> None:
+        """Keeps a loss until the backward pass ends, if an end will come."""
+        if self._progress.backward() is None:
+            super()._lost(failure)
+        else:
+            self._failure = failure
+
+    def _end(self) -> None:
+        if not self._failure:
+            # the loss of a rank in another model's step has ended this one
+            if not self._synchroniser.open:
+                return
+            self._do(self._close)
+        try:
+            self.finish()
+        except RankFailed as failure:
+            super()._lost(failure)
+
+    def finish(self) -> None:
+        """Waits for the means, and ends the step on all ranks of the replica.
+
+        Raises ``RankFailed`` on all of them if one of them lacks a mean.
+        """
+        start_s = wall_clock()
+        engine = self._synchroniser.engine
+        if not self._failure:
+            self._do(engine.wait, self._synchroniser.all_ends())
+        failure = self._failure
+        self._failure = None
+        if failure and engine.replica.in_group(failure.ranks):
+            # others of the replica notice that the channel closes, and leave too
+            give_back(self._channels)
+            raise failure
+        num_failed_1 = torch.zeros(1, device="cpu") + bool(failure)
+        tell = partial(carry_out, [AllReduce(num_failed_1)], self._channels)
+        engine.carry("hear of its replica", tell, self._progress.step)
+        if failure:
+            raise failure
+        if num_failed_1:
+            engine.wait([Task("the loss that another rank has heard of", None)])
+        self._progress.record_wait(start_s, wall_clock())
+        self._progress.put_means()
+
+    def cause_of(self, error: BaseException) -> RankFailed | None:
+        """The loss behind an error of torch's, which takes seconds to find.
+
+        None if no rank is lost.
+        """
+        if isinstance(error, RuntimeError):
+            try:
+                self._do(self._synchroniser.engine.refuse_silence, self._progress.step)
+            except RankFailed as end:
+                return end
+        return None
