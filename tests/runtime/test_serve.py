@@ -268,13 +268,13 @@ def falls_silent(rank: int, world: int) -> tuple[int, ...]:
             handle.detach()
         return ()
 
-    def silent(pulse: Pulse, other: int, limit_s: float) -> bool:
-        return other == 0
+    def still_s(pulse: Pulse, other: int) -> float:
+        return 1e9 if other == 0 else 0.0
 
     def refuse_silence(engine: Engine, step: int) -> None:
         raise engine.lose((0,), step, "rank 0 is silent", "this test")
 
-    Pulse.is_silent = silent  # type: ignore[method-assign]
+    Pulse.still_s = still_s  # type: ignore[method-assign]
     Engine.refuse_silence = refuse_silence  # type: ignore[method-assign]
     with pytest.raises(gw.RankFailed) as caught:
         gw.serve(on_meta(), exchange)

@@ -139,12 +139,12 @@ def test_a_watched_rank_is_silent_once_its_number_has_stood_still_for_long(
 ) -> None:
     """Nobody asks for signs meanwhile."""
     reads = ranks[0]
-    reads.watch()
+    assert reads.still_s(1) == 0.0
     until(lambda: len(reads._signs) == WORLD)
-    assert not any(reads.is_silent(rank, HANG_S / 2) for rank in range(WORLD))
+    assert not any(reads.still_s(rank) > HANG_S / 2 for rank in range(WORLD))
     ranks[1].stop()
-    until(lambda: reads.is_silent(1, HANG_S / 2))
-    assert not any(reads.is_silent(rank, HANG_S / 2) for rank in (0, 2))
+    until(lambda: reads.still_s(1) > HANG_S / 2)
+    assert not any(reads.still_s(rank) > HANG_S / 2 for rank in (0, 2))
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -286,20 +286,6 @@ def test_what_a_store_does_not_tell_is_no_silence(
     assert read(monkeypatch, *steady) == ((2,), False)
     for script in ([], first):  # no answer for as long as patience lasts
         assert read(monkeypatch, *script) == ((0,), True)
-
-
-def test_a_store_is_silent_early_enough_to_find_out_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(pulse, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(pulse, "time", clock)
-    one = Scripted(clock, [])
-    found = []
-    for limit_s, mute_s in ((8.0, 4.9), (8.0, 5.1), (2.0, 2.9), (2.0, 3.1)):
-        clock.now_s = mute_s
-        found.append(one.is_silent(2, limit_s))
-    assert found == [False, True, False, True]
 
 
 def test_local_steps_are_told_where_they_differ() -> None:

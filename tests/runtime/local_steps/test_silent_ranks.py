@@ -38,12 +38,12 @@ def looked_for(rank: int, world: int) -> tuple[list[int], list[int]]:
     looked = threading.Event()
     asked: set[int] = set()
 
-    def is_silent(pulse: Pulse, rank: int, limit_s: float) -> bool:
+    def still_s(pulse: Pulse, rank: int) -> float:
         asked.add(rank)
         looked.set()
-        return False
+        return 0.0
 
-    with patch.object(Pulse, "is_silent", is_silent):
+    with patch.object(Pulse, "still_s", still_s):
         net, optimizer, handle = prepared()
         train(net, optimizer, rank, range(2))
         if rank == 0:
@@ -75,11 +75,11 @@ def test_an_engine_that_watches_looks_again_until_it_fails() -> None:
         engine.has_failed = True
         over.set()
 
-    silent = iter([False, True])
+    still_s = iter([59.0, 61.0])
     engine: Any = SimpleNamespace(
         _pulse=SimpleNamespace(
-            watch=lambda: looks.append(0),
-            is_silent=lambda rank, limit_s: next(silent),
+            mute_s=0.0,
+            still_s=lambda rank: next(still_s),
         ),
         _step=0,
         _local_step=7,
@@ -90,8 +90,38 @@ def test_an_engine_that_watches_looks_again_until_it_fails() -> None:
     )
     Engine.watch(engine, lambda: awaited.pop(0))
     assert over.wait(LIMIT.total_seconds())
-    assert looks == [0, 7]
+    assert looks == [7]
     assert awaited == []
+
+
+@each("limit_s, mute_s, is_silent", [(8, 4, 0), (8, 6, 1), (2, 2, 0), (2, 4, 1)])
+def test_a_store_is_silent_early_enough_to_find_out_why(
+    limit_s: int, mute_s: float, is_silent: bool
+) -> None:
+    """It takes three seconds to find out."""
+    found: list[str] = []
+    over = threading.Event()
+
+    def still_s(rank: int) -> float:
+        found.append("not yet")
+        return 9.0
+
+    def refuse_silence(step: int) -> None:
+        engine.has_failed = True
+        over.set()
+
+    engine: Any = SimpleNamespace(
+        _pulse=SimpleNamespace(mute_s=mute_s, still_s=still_s),
+        _step=0,
+        _local_step=7,
+        _closed=None,
+        has_failed=False,
+        timeout=timedelta(seconds=limit_s),
+        refuse_silence=refuse_silence,
+    )
+    Engine.watch(engine, lambda: [1])
+    assert over.wait(LIMIT.total_seconds())
+    assert found == ([] if is_silent else ["not yet"])
 
 
 @each("trains", [True, False])

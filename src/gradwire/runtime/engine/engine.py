@@ -58,7 +58,7 @@ from ..liveness.blame import (
 from ..liveness.epochs import next_epoch
 from ..liveness.forks import watch
 from ..liveness.membership import ALONE, STORE_PATIENCE, Membership
-from ..liveness.pulse import Place, Pulse, Sign
+from ..liveness.pulse import PATIENCE_S, Place, Pulse, Sign
 from ..liveness.sweeping import give_memory_back, leave_soon
 from ..transport.task_graph import (
     Once,
@@ -760,12 +760,16 @@ class Engine:
         """
         pulse = self._pulse
         assert pulse is not None, "a rank alone waits for nobody"
-        pulse.watch()
         limit_s = self.timeout.total_seconds()
+        # it takes so long to find out why the store is silent
+        early_s = max(limit_s - PATIENCE_S, PATIENCE_S)
+
+        def is_silent(rank: int) -> bool:
+            return pulse.mute_s > early_s or pulse.still_s(rank) > limit_s
 
         def look() -> None:
             while not (self.has_failed or self._closed):
-                if any(pulse.is_silent(rank, limit_s) for rank in ranks()):
+                if any(map(is_silent, ranks())):
                     self.refuse_silence(max(self._step, self._local_step))
                 time.sleep(_LOOK_S)
 

@@ -269,20 +269,13 @@ class Pulse:
                 still = {r for r in still if self._signs[r].beat < first[r] + 2}
         return (tuple(sorted(still)), False) if is_read else ((0,), True)
 
-    def watch(self) -> None:
-        """Has signs be read from now on, for ``is_silent``."""
-        with self._news:
-            self._num_watching += 1
+    def still_s(self, rank: int) -> float:
+        """Seconds for which a rank's sign had stood still when signs were last read.
 
-    def is_silent(self, rank: int, limit_s: float) -> bool:
-        """Whether a rank or the store was silent for long when signs were last read.
-
-        A store counts ``PATIENCE_S`` earlier, as it takes so long to find out why it is
-        silent.
+        From the first call on they are read again and again.
         """
-        read = self._signs[rank : rank + 1]
-        is_mute = self.mute_s > max(limit_s - PATIENCE_S, PATIENCE_S)
-        return is_mute or any(sign.still_s > limit_s for sign in read)
+        self._num_watching = self._num_watching or 1
+        return self._signs[rank].still_s if self._signs else 0.0
 
     def is_gone(self, rank: int) -> bool:
         """Whether a rank was gone when signs were last read."""
