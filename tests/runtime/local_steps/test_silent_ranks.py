@@ -125,8 +125,13 @@ def test_a_store_is_silent_early_enough_to_find_out_why(
 
 
 @each("trains", [True, False])
+@each(
+    "lost, code",
+    [((0, 2), ExitCode.NETWORK), ((1, 2), ExitCode.RANK_LOST)],
+    ids=["cut off", "given up by the others"],
+)
 def test_a_rank_that_is_cut_off_goes_on_alone_only_while_it_trains(
-    trains: bool,
+    lost: tuple[int, ...], code: ExitCode, trains: bool
 ) -> None:
     """In a joint call it would wait for ranks that it cannot reach."""
     closed = threading.Event()
@@ -137,9 +142,10 @@ def test_a_rank_that_is_cut_off_goes_on_alone_only_while_it_trains(
         everyone=who,
         num_together=1,
         next_epoch=lambda own, lost: {},
+        signs=list,
         close=closed.set,
     )
-    cut = RankFailed("no way", ranks=(0, 2), exit_code=ExitCode.NETWORK)
+    cut = RankFailed("no way", ranks=lost, exit_code=code)
 
     def go_on() -> Any:
         return go_on_without(old, cut, lambda who: who, {}, 0.0, trains=trains)

@@ -47,10 +47,16 @@ def go_on_without(
 
     def may_come_back(old: Engine, failure: RankFailed) -> bool:
         # the others may live, and be reached again
-        if failure.exit_code == ExitCode.RANK_LOST:
-            return bool(failure.ranks) and bool(old.signs())
+        who = old.everyone
         is_cut_off = failure.exit_code == ExitCode.NETWORK
-        return bool(failure.ranks) and is_cut_off and trains
+        is_lost = failure.exit_code == ExitCode.RANK_LOST
+        # where the others have given it up, its store may be out of reach for a while
+        is_given_up = is_lost and who.rank in who.in_group(failure.ranks)
+        if not failure.ranks:
+            return False
+        if trains and (is_cut_off or is_given_up):
+            return True
+        return is_lost and bool(old.signs())
 
     left = survivors_of(
         old, failure, connect, own, open_beside=channel_of, may_part=may_come_back
