@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WHERE = (
     "contract",
+    "compress",
     "exchange",
+    "kernels",
     "runtime/test_world_one.py",
     "runtime/step/test_local_gradients.py",
 )

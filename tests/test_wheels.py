@@ -154,7 +154,7 @@ def test_prebuilt_kernels_have_the_bits_of_compiled_ones(
     assert origin == "['compiled here']"
     out, errors = used(python, tmp_path, "-c", BITS)
     assert out.splitlines() == [*here, f"['prebuilt {LEVEL}']"]
-    assert len(here) > 10
+    assert len(here) >= 8
     assert errors == ""
 
 

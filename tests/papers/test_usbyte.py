@@ -154,7 +154,7 @@ def test_communications_of_real_iterations_are_those_of_the_plans(
     counts = {str(row["framework"]): row["num_communications"] for row in rows}
     cut = buckets(profile_of("googlenet"))
     assert counts["wfbp"] == len(cut)
-    every = sum(-(-4 * one.numel // energy.BASIC_BYTES) for one in cut)
+    every = sum(-(-one.size_bytes // energy.BASIC_BYTES) for one in cut)
     assert counts["bytescheduler"] == counts[energy.CREDIT_IN_BYTES] == every
     assert counts["wfbp"] <= counts["usbyte"] < every
 

@@ -16,7 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import gradwire as gw
 from gradwire.contract import Exchange
-from gradwire.contract.registry import examples
+from gradwire.contract.registry import examples, homes, load
 from gradwire.exchange.by_name import exchange_for
 
 SMALL_MB = 0.004
@@ -42,15 +42,12 @@ def _exchanges() -> list[Exchange]:
             first[codec] = codec(density=0.3, seed=1)
     return [
         *(exchange_for(algorithm) for algorithm in first.values()),
+        *_by_casync_ring(),
         pair(codecs.none(), together.ring()),
-        pair(codecs.none(), together.casync_ring()),
         pair(codecs.none(), together.casync_ps()),
         pair(codecs.cast16(dtype=torch.float16), together.ring()),
         pair(codecs.topk(density=0.3), together.allgather_sparse()),
         feedback(pair(codecs.cast16(), together.allreduce())),
-        feedback(pair(codecs.cast16(dtype=torch.float16), together.casync_ring())),
-        feedback(pair(codecs.onebit(block=64), together.casync_ring())),
-        feedback(pair(codecs.topk(density=0.3), together.casync_ring())),
         feedback(pair(codecs.topk(density=0.3), together.casync_ps())),
         feedback(pair(codecs.onebit(block=64), together.casync_ps(room_bytes=0))),
         feedback(pair(codecs.onebit(block=64), together.casync_ps(partitions=1))),
@@ -59,9 +56,24 @@ def _exchanges() -> list[Exchange]:
                 codecs.onebit(block=64), together.casync_ps(partitions=1, room_bytes=0)
             )
         ),
-        feedback(pair(codecs.onebit(block=64), together.casync_ring(partitions=1))),
-        feedback(pair(codecs.onebit(block=64), together.casync_ring(half_bytes=0))),
     ]
+
+
+def _by_casync_ring() -> list[Exchange]:
+    """Pairs with the lab's collective, if it is installed."""
+    if "casync_ring" not in homes("collective"):
+        return []
+    ring = load("collective", "casync_ring")
+    codecs = gw.compress
+    lossy = [
+        (codecs.cast16(dtype=torch.float16), ring()),
+        (codecs.onebit(block=64), ring()),
+        (codecs.topk(density=0.3), ring()),
+        (codecs.onebit(block=64), ring(partitions=1)),
+        (codecs.onebit(block=64), ring(half_bytes=0)),
+    ]
+    by_feedback = [gw.with_error_feedback(gw.pair(*both)) for both in lossy]
+    return [gw.pair(codecs.none(), ring()), *by_feedback]
 
 
 EXCHANGES = _exchanges()

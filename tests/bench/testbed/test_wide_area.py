@@ -16,7 +16,7 @@ import pytest
 import gradwire_bench.testbed
 from gradwire.errors import InvalidSetting
 from gradwire.kernels.libraries import load_library
-from gradwire_bench.auto.auto import AutoBench
+from gradwire_bench.auto import auto
 from gradwire_bench.demo.demo import Demo
 from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.schedule.schedule import ScheduleBench
@@ -203,8 +203,12 @@ def test_links_have_the_rates_that_were_asked_for() -> None:
 FAR = WideArea(delay_s=0.01, up_bytes_per_s=1e6, slow=((1, 5e5),))
 
 
-def test_benches_make_the_hosts_that_were_asked_for() -> None:
-    assert AutoBench(rates=(2e6,), wide_area=FAR).testbed(3e6).wide_area == FAR
+def test_benches_make_the_hosts_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "shaped_hosts", lambda testbed: testbed)
+    made = auto._hosts(auto.AutoBench(rates=(2e6,), wide_area=FAR), 3e6)
+    assert made.wide_area == FAR
     assert Demo(wide_area=FAR).testbed.wide_area == FAR
     assert Demo(wide_area=FAR).link_bytes_per_s == 5e5
     bench = ScheduleBench(wide_area=FAR, scale=4.0, slowdown=2.0)
@@ -217,8 +221,8 @@ def test_benches_make_the_hosts_that_were_asked_for() -> None:
 
 def test_the_loopback_is_never_far() -> None:
     with pytest.raises(InvalidSetting, match="cannot have 10 ms one way"):
-        AutoBench(rates=(2e6, None), wide_area=FAR)
-    AutoBench(rates=(2e6, None))
+        auto.AutoBench(rates=(2e6, None), wide_area=FAR)
+    auto.AutoBench(rates=(2e6, None))
 
 
 def counters(**given: Any) -> ForwarderCounters:
