@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from gradwire.runtime.liveness.pulse import Place, Pulse, Sign, Stillness
 from gradwire.runtime.liveness.roll_call import Reach
 from gradwire.runtime.transport import wire
 from gradwire.runtime.transport.task_graph import Task
+from tests.each import each
 
 WORLD = 3
 HANG_S = 60.0
@@ -86,6 +88,38 @@ def test_whoever_falls_silent_is_found_by_all_others(
         assert [*pool.map(Pulse.silent_ranks, others)] == [((lost,), False)] * len(
             others
         )
+
+
+def test_a_rank_that_the_store_did_not_reach_decides_nothing_for_the_others(
+    ranks: list[Pulse], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is whole again before the others raise an alarm of their own."""
+    cut_off = ranks[1]
+    # no probe has reached the other side either
+    monkeypatch.setattr(cut_off.roll_call, "announce", lambda line: None)
+    cut_off.is_cut_off = True
+    cut_off.raise_alarm(Alarm((0, 2), 3, "the network is parted", ExitCode.NETWORK))
+    assert ranks[0].raise_alarm(Alarm((1,), 3, "rank 1 is lost")).ranks == (1,)
+
+
+@each(
+    "mute_s, code, lost, is_cut_off",
+    [
+        (9.0, ExitCode.NETWORK, (0, 2), True),
+        (0.1, ExitCode.NETWORK, (0, 2), False),
+        (9.0, ExitCode.NETWORK, (), False),
+        (9.0, ExitCode.RANK_LOST, (0,), False),
+    ],
+)
+def test_a_rank_is_cut_off_if_the_network_is_parted_and_the_store_is_mute(
+    mute_s: float, code: ExitCode, lost: tuple[int, ...], is_cut_off: bool
+) -> None:
+    seen: Any = SimpleNamespace(mute_s=mute_s, is_cut_off=False)
+    engine: Any = SimpleNamespace(_pulse=seen)
+    Engine._note_cut(engine, seen, Alarm(lost, 3, "a failure", code))
+    assert seen.is_cut_off == is_cut_off
+    if is_cut_off:
+        assert Engine.next_epoch(engine, {}) == {}
 
 
 class CountingStore:

@@ -570,7 +570,7 @@ class Engine:
 
         ``own`` is the value that this rank announces. See `epochs.next_epoch`.
         """
-        if self._pulse is None:
+        if self._pulse is None or self._pulse.is_cut_off:
             return {}
         who = self.everyone
         return next_epoch(self._pulse, who, own, self.timeout, lost, self.num_together)
@@ -607,11 +607,22 @@ class Engine:
         """
         if self._failure is None:
             if self._pulse is not None:
+                self._note_cut(self._pulse, alarm)
                 lingers = self._pulse.lingers or not in_step
                 alarm = self._pulse.raise_alarm(alarm, lingers=lingers)
             self._fail(failure_of(alarm, self.everyone, how))
         assert self._failure is not None
         return self._failure
+
+    def _note_cut(self, pulse: Pulse, alarm: Alarm) -> None:
+        """Notes if the network is parted, and the store is on another side.
+
+        Once the network is whole again, the ranks of that side must not take themselves
+        for lost.
+        """
+        is_parted = alarm.code == ExitCode.NETWORK and bool(alarm.ranks)
+        if is_parted and pulse.mute_s > PATIENCE_S:
+            pulse.is_cut_off = True
 
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
@@ -776,6 +787,8 @@ class Engine:
         in_background(look)
 
     def _alarmed(self, alarm: Alarm) -> None:
+        if self._pulse is not None:
+            self._note_cut(self._pulse, alarm)
         self._fail(failure_of(alarm, self.everyone, "announced by another rank"))
 
     def _lose_store(self) -> None:

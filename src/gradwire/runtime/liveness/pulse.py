@@ -155,6 +155,9 @@ class Pulse:
         self.lingers = True
         """Whether an alarm may end this process, which may host the store."""
         self.store_is_lost = False
+        self.is_cut_off = False
+        """Whether the network parts this rank from the store, whose ranks decide then.
+        """
         self._name = name
         self._store: Any = None
         self._world = world
@@ -391,7 +394,7 @@ class Pulse:
             self.roll_call.meet(self._store)
             if self.roll_call.is_complete and self.rank == 0:
                 self.sweep("way")  # all have read these, as all have opened their ports
-        if self._outgoing is not None and not self._sent.is_set():
+        if self._outgoing and not (self._sent.is_set() or self.is_cut_off):
             line = self._store.compare_set(ALARM, "", self._outgoing.encoded())
             self._first = self._first or Alarm.decoded(line, self.place.step)
             self._sent.set()
