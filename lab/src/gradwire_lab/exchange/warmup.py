@@ -125,7 +125,7 @@ _DENSE = exchange_for(none())
 
 
 @names_checked
-def with_warmup(algorithm: Compressor | Exchange, steps: int) -> Warmup:
+def with_warmup(algorithm: Compressor | Exchange, steps: int) -> Exchange:
     """Averages gradients without compression in the first steps.
 
     All ranks share the count of steps, and checkpoints keep it.
