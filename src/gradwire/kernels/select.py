@@ -17,7 +17,6 @@ import torch
 
 from ..errors import InvalidSetting, invalid
 from .libraries import BITS, INT32_MAX, check_floating, check_vector, loader
-from .sparse.entries import as_units
 
 _load_scatter = loader("scatter")
 _load_select = loader("select")
@@ -107,6 +106,9 @@ def scatter_add(
         outside = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
         bad = int(outside[0]) if outside.numel() else -1
         if bad < 0:
+            # asked for where no C++ compiler is
+            from .sparse.entries import as_units
+
             units_Uw = as_units(out_N, width)
             units_Uw.index_add_(0, indices_K, (values * scale).view(-1, width))
             out_N.copy_(units_Uw.view(-1)[: out_N.numel()])
