@@ -29,6 +29,7 @@ def await_files(folder: Path, what: str, ranks: Future[Any]) -> None:
 
 @pytest.mark.netns
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_rank_behind_a_parted_network_trains_on_and_comes_back(
     tmp_path: Path,
