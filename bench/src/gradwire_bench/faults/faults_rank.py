@@ -264,6 +264,8 @@ class _Training:
         self._struck(handle)
         for step in range(first, NUM_STEPS):
             self._step(step, trained, optimizer, handle)
+        # parameters are compared as a backward pass begins, and the last step's too
+        self._backward(trained, optimizer)
         self._at("detach")
         handle.synchronize()
         handle.detach()
@@ -339,20 +341,8 @@ class _Training:
         self, step: int, trained: nn.Module, optimizer: SGD, handle: Handle
     ) -> None:
         self._at("step", step)
-        x = torch.randn(8, 12, generator=self._draw)
-        y = torch.randint(4, (8,), generator=self._draw)
-        while True:
-            optimizer.zero_grad()
-            loss: Any = F.cross_entropy(trained(x), y)
-            try:
-                loss.backward()
-                break
-            except RanksLost as failure:
-                self.lost += failure.ranks
-                self.next_s = inf
+        self._backward(trained, optimizer)
         optimizer.step()
-        if self.next_s == inf:
-            self.next_s = time.monotonic()
         if self._accident.way in (SERVER, *SHRINKING):
             return
         if step == self._accident.step:
@@ -367,6 +357,22 @@ class _Training:
             self._at("load")
             is_wrong = self._striker is not None and self._accident.kind == "other step"
             handle.load_state_dict(self._older if is_wrong else self._saved)
+
+    def _backward(self, trained: nn.Module, optimizer: SGD) -> None:
+        """Fills gradients with the means of a step, which losses make it repeat."""
+        x = torch.randn(8, 12, generator=self._draw)
+        y = torch.randint(4, (8,), generator=self._draw)
+        while True:
+            optimizer.zero_grad()
+            loss: Any = F.cross_entropy(trained(x), y)
+            try:
+                loss.backward()
+                break
+            except RanksLost as failure:
+                self.lost += failure.ranks
+                self.next_s = inf
+        if self.next_s == inf:
+            self.next_s = time.monotonic()
 
     def _save(self, optimizer: SGD, handle: Handle) -> None:
         """Keeps the state in this process, and all that a resumed run needs in a

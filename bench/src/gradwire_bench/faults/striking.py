@@ -240,7 +240,9 @@ class StruckSteps:
             return (yield from self._spoil(asked, verbs))
         if accident.when == "before":
             self._striker()
-        if accident.when == "during":
+        # ranks read each other's rooms only for a verb that is asked for alone
+        is_lent = isinstance(asked, AllToAll) and asked.room is not None
+        if accident.when == "during" and not is_lent:
             results = yield (*verbs, Compute("fault", self._striker))
             return results[:-1] if isinstance(asked, tuple) else results[0]
         results = yield asked

@@ -2,10 +2,11 @@
 
 Replicas start with the same parameters and step with the same means, so their
 parameters have the same bits for ever. A bit that changes on one rank, in a mean, a
-parameter or a ``.grad``, stays in its parameters. So once in ``check_every`` steps each
-rank takes a digest of each parameter when a backward pass begins. It reports them to
-the others (`synchroniser`): 8 bytes for each parameter and rank. If digests differ,
-every rank names the odd ranks.
+parameter or a ``.grad``, stays in its parameters, or in its optimizer's state until a
+later step. So once in ``check_every`` steps each rank takes a digest of each parameter
+when a backward pass begins. It reports them to the others (`synchroniser`): 8 bytes for
+each parameter and rank. If digests differ, every rank names the odd ranks. The last
+step's parameters are compared with no others.
 
 Under `local_steps` parameters are each rank's own. The anchors and the outer
 optimizer's state are compared there instead.
