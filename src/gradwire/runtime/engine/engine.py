@@ -284,10 +284,12 @@ class Engine:
         ``watch``), and it carries no collectives.
         """
         who = self.who.beside(name)
+        is_endless = timeout is _ENDLESS
         opening = partial(
-            open_channels, *who[:3], 1, timeout, is_measured=timeout is not _ENDLESS
+            open_channels, *who[:3], 1, timeout, is_measured=not is_endless
         )
-        [channel] = self.meanwhile("connect", opening)
+        within = self.timeout if is_endless else None
+        [channel] = self.meanwhile("connect", opening, within=within)
         group = RankGroup(*self.who[:3], [])
         self.routes.groups.setdefault(Among.RANKS, group).channels.append(channel)
         return channel
@@ -315,16 +317,16 @@ class Engine:
         """Waits, on a server, until a step begins; False if none will."""
         word_1 = torch.empty(1, dtype=torch.uint8, device="cpu")
         hearing = self._to_servers.recv([word_1], 0, 0)
-        self.meanwhile("hear of a step", hearing.wait, is_endless=True)
+        self.meanwhile("hear of a step", hearing.wait, within=_ENDLESS)
         return bool(word_1)
 
     def meanwhile(
-        self, what: str, work: Callable[[], Any], *, is_endless: bool = False
+        self, what: str, work: Callable[[], Any], *, within: timedelta | None = None
     ) -> Any:
         """The result of ``work``, which waits for other ranks outside of messages.
 
-        Raises as soon as another rank announces that it cannot take part. The time-out
-        bounds it if it is not ``is_endless``.
+        Raises as soon as another rank announces that it cannot take part, or after
+        ``within``. None: after the time-out, which ``work`` itself has, and some more.
         """
         working = in_background(work)
         over = threading.Event()
@@ -332,8 +334,8 @@ class Engine:
         waiter = Once(lambda failure: over.set())
         with self._lock:
             self._waiters.append(waiter)
-        timeout = _ENDLESS if is_endless else self.timeout
-        over.wait((timeout + STORE_PATIENCE).total_seconds())
+        limit = within or self.timeout + STORE_PATIENCE
+        over.wait(limit.total_seconds())
         waiter.called = True
         self.check()
         try:
