@@ -13,6 +13,8 @@ from gradwire_bench.faults.accidents import (
     FSDP,
     HEALED,
     HOSTS_SHRINK,
+    HSDP_SHRINK,
+    IN_PAIRS,
     KINDS,
     LINKS,
     LOCAL,
@@ -271,11 +273,24 @@ def went_on(*ranks: int, digest: int = 7, next_s: float = 5.0) -> Ending:
         ((went_on(2, 3), None, None, lost()), {"hangs"}),
     ],
 )
-def test_a_host_that_has_lost_a_rank_leaves_and_the_others_go_on(
+def test_a_pair_that_has_lost_a_rank_leaves_and_the_others_go_on(
     endings: tuple[Ending | None, ...], flaws: set[str]
 ) -> None:
-    trial = accident("kill")._replace(way=HOSTS_SHRINK)
-    assert set(judge(trial, aftermath(*endings)).wrong) == flaws
+    for way in IN_PAIRS:
+        trial = accident("kill")._replace(way=way)
+        assert set(judge(trial, aftermath(*endings)).wrong) == flaws
+
+
+@each("rank, flaws", [(3, set()), (1, {"raw", "misnamed"})])
+def test_a_replica_that_has_lost_a_rank_may_end_by_torchs_error(
+    rank: int, flaws: set[str]
+) -> None:
+    """Its ranks meet in FSDP's collectives; ranks of other replicas do not."""
+    trial = accident("kill")._replace(way=HSDP_SHRINK)
+    ends = [went_on(2, 3), went_on(2, 3, digest=8), None, lost()]
+    assert judge(trial, aftermath(*ends)).wrong == {}, "shards have other parameters"
+    ends[rank] = Ending("RuntimeError", False, (), -1, "", 3.0, 0)
+    assert set(judge(trial, aftermath(*ends)).wrong) == flaws
 
 
 def test_the_last_of_the_others_to_go_on_counts() -> None:
@@ -367,6 +382,24 @@ def test_faults_are_named_between_far_hosts_too(
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
     assert [row["name"] for row in rows] == [*kinds, "all"]
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.timeout(400)
+def test_a_rank_of_a_replica_that_stands_still_takes_its_replica_along() -> None:
+    """Its mates hear of it from other replicas, long before their own wait is over."""
+    settings = FaultsBench(
+        trials=2,
+        seed=5,
+        at_once=2,
+        only=("stop",),
+        ways=(HSDP_SHRINK,),
+        timeout_s=8.0,
+    )
+    rows, notes = run(settings, lambda fraction, what: None)
+    assert notes == []
+    assert rows[-1]["trials"] == 2
 
 
 @pytest.mark.slow

@@ -70,7 +70,6 @@ from .liveness.membership import (
     Run,
     join,
     join_ranks,
-    run_of,
 )
 from .pairs import Facts, Feature, refusal_of, refuse_pairs, warn_of_pairs
 from .settings import (
@@ -490,7 +489,7 @@ class Attachment:
             if (every := settings.options.guard_every) is not None:
                 progress.compare(every)
             self.healing = healing
-            self.run = Run(run_of(engine.who), group)
+            self.run = Run(engine.new_name(), group)
             handle = self.hook(progress, undo)
         except BaseException:
             undo.close()

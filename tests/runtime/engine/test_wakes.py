@@ -18,6 +18,7 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.trace.span import Span
 from gradwire.contract.verbs import Among, Broadcast, Compute, Steps
+from gradwire.errors import RankFailed, RanksLost
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.engine.engine import Driver, Engine, Launch
 from gradwire.runtime.liveness.membership import ALONE
@@ -183,6 +184,30 @@ def test_computations_before_the_first_transfer_are_done_at_once(
     assert (encoded, counted) == ((here, False, torch.device("cpu")), 2)
     assert last != here, "what comes later is the compute lane's"
     assert [span.lane for span in spans[3:]] == ["communication", "compute"]
+
+
+def test_a_wait_beside_messages_goes_on_through_another_models_failure(
+    engine: Engine,
+) -> None:
+    """Waits for messages end by it. Ranks that connect anew go on connecting."""
+    go = threading.Event()
+
+    def work() -> str:
+        go.wait(10)
+        return "connected"
+
+    interrupting = threading.Timer(0.05, engine.interrupt, [RanksLost("elsewhere")])
+    ending = threading.Timer(0.2, go.set)
+    for timer in (interrupting, ending):
+        timer.start()
+    assert engine.meanwhile("connect", work) == "connected"
+
+
+def test_a_wait_beside_messages_ends_by_this_models_failure(engine: Engine) -> None:
+    failing = threading.Timer(0.05, engine._fail, [RankFailed("lost")])
+    failing.start()
+    with pytest.raises(RankFailed, match="lost"):
+        engine.meanwhile("connect", lambda: threading.Event().wait(60))
 
 
 def test_somebody_may_look_at_all_objects_meanwhile(engine: Engine) -> None:

@@ -72,7 +72,7 @@ def test_an_engine_that_watches_looks_again_until_it_fails() -> None:
 
     def refuse_silence(step: int) -> None:
         looks.append(step)
-        engine.has_failed = True
+        engine.failure = RuntimeError()
         over.set()
 
     still_s = iter([59.0, 61.0])
@@ -84,7 +84,7 @@ def test_an_engine_that_watches_looks_again_until_it_fails() -> None:
         _step=0,
         _local_step=7,
         _closed=None,
-        has_failed=False,
+        failure=None,
         timeout=LIMIT,
         refuse_silence=refuse_silence,
     )
@@ -107,7 +107,7 @@ def test_a_store_is_silent_early_enough_to_find_out_why(
         return 9.0
 
     def refuse_silence(step: int) -> None:
-        engine.has_failed = True
+        engine.failure = RuntimeError()
         over.set()
 
     engine: Any = SimpleNamespace(
@@ -115,7 +115,7 @@ def test_a_store_is_silent_early_enough_to_find_out_why(
         _step=0,
         _local_step=7,
         _closed=None,
-        has_failed=False,
+        failure=None,
         timeout=timedelta(seconds=limit_s),
         refuse_silence=refuse_silence,
     )

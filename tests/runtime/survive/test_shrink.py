@@ -453,7 +453,7 @@ class Undone:
         self.engine.close = lambda: None
         self.engine.interrupt = lambda error: None
         self.engine.break_off = lambda alarm, how, in_step: None
-        self.engine.has_failed = False
+        self.engine.failure = None
         self.streams, self.num_undone = Streams(), 0
         self.report = SimpleNamespace(
             records=[SimpleNamespace(norm=0.0, num_steps=4)] * world

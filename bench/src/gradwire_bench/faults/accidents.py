@@ -24,11 +24,14 @@ COLLECTIVES = tuple(name for name in names("collective") if name != "allreduce")
 SHRINK = "shrink"
 DDP_SHRINK = "ddp shrink"
 HOSTS_SHRINK = "hosts shrink"
+HSDP_SHRINK = "hsdp shrink"
+IN_PAIRS = (HOSTS_SHRINK, HSDP_SHRINK)
+"""Ways in which two ranks leave together: a host, or a replica."""
 COORDINATOR = "coordinator"
 COORDINATOR_SHRINK = "coordinator shrink"
 COORDINATED = (COORDINATOR, COORDINATOR_SHRINK)
 SERVER = "server"
-SHRINKING = (SHRINK, DDP_SHRINK, HOSTS_SHRINK, COORDINATOR_SHRINK)
+SHRINKING = (SHRINK, DDP_SHRINK, *IN_PAIRS, COORDINATOR_SHRINK)
 LOCAL = "local steps"
 """Local steps with a quorum, whose ranks train on without a lost one."""
 WAYS = (
@@ -37,8 +40,8 @@ WAYS = (
 )
 """How models are trained: a plain module, DDP, a plan that overlaps the next forward
 pass, hosts of two ranks, two replicas of two shards, a plan with a coordinator, a last
-rank that only serves, a plain module, DDP, hosts and a coordinator whose ranks go on
-without a lost one, and a plain module by each collective.
+rank that only serves; a plain module, DDP, hosts, replicas of shards and a coordinator
+that go on without a lost rank; and a plain module by each collective.
 """
 SURVIVED = ("kill", "stop", "exit", "kill two")
 """Faults without whose victims ranks go on."""
@@ -221,7 +224,7 @@ def drawn(
 def _suits(kind: str, way: str) -> bool:
     """Whether a kind can strike where a model is trained so."""
     if way in SHRINKING:
-        return kind in SURVIVED and (way != HOSTS_SHRINK or kind != "kill two")
+        return kind in SURVIVED and (way not in IN_PAIRS or kind != "kill two")
     if way == LOCAL:
         return kind in LOCAL_KINDS
     if way == FSDP:

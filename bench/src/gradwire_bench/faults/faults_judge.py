@@ -10,7 +10,8 @@ from typing import NamedTuple
 from .accidents import (
     BENIGN,
     FSDP,
-    HOSTS_SHRINK,
+    HSDP_SHRINK,
+    IN_PAIRS,
     LINKS,
     LOCAL,
     NEWCOMER,
@@ -149,13 +150,20 @@ def _of_silence(
 
 def _of_raw_errors(accident: Accident, errors: dict[int, Ending]) -> dict[str, str]:
     """Errors that are not gradwire's own."""
-    # Ranks that hold other shards meet in collectives of FSDP's own, whose errors are
-    # torch's.
-    raw = {} if accident.way == FSDP else errors
-    for rank, ending in raw.items():
-        if not ending.is_ours:
+    for rank, ending in errors.items():
+        if not (ending.is_ours or _is_of_fsdp(accident, rank, ending)):
             return {"raw": f"rank {rank} raised {ending.error}: {ending.text}"}
     return {}
+
+
+def _is_of_fsdp(accident: Accident, rank: int, ending: Ending) -> bool:
+    """Whether an error may be torch's, of a collective of FSDP's own.
+
+    Ranks that hold other shards of a replica meet there.
+    """
+    is_mate = rank // 2 == accident.victims[0] // 2
+    may = accident.way == FSDP or (accident.way == HSDP_SHRINK and is_mate)
+    return may and not ending.is_ours
 
 
 def _of_steps(errors: dict[int, Ending]) -> dict[str, str]:
@@ -199,7 +207,7 @@ def _of_digests(
     digests: dict[int, set[int]] = {}
     for rank in endings.keys() - errors.keys():
         ending = endings[rank]
-        shard = rank % 2 if accident.way == FSDP else 0
+        shard = rank % 2 if accident.way in (FSDP, HSDP_SHRINK) else 0
         if accident.way == SERVER:
             shard = rank // (accident.world - 1)  # the last rank holds no model
         digests.setdefault(shard, set()).add(ending.digest)
@@ -216,12 +224,16 @@ def _of_survival(
     endings: dict[int, Ending],
     errors: dict[int, Ending],
 ) -> dict[str, str]:
-    """Flaws of ranks that are to go on without the victims, or without their host."""
+    """Flaws of ranks that are to go on without the victims, or without their host or
+    replica.
+    """
     left = accident.victims
-    if accident.way == HOSTS_SHRINK:
-        host = left[0] // 2
-        left = (2 * host, 2 * host + 1)
+    if accident.way in IN_PAIRS:
+        first = left[0] // 2 * 2
+        left = (first, first + 1)
     for rank, ending in endings.items():
+        if ending.error and _is_of_fsdp(accident, rank, ending):
+            continue
         is_named = ending.ranks == (accident.victims if rank in left else left)
         if bool(ending.error) != (rank in left) or not is_named:
             return {"misnamed": f"rank {rank} names {ending.ranks}: {ending.text}"}

@@ -67,6 +67,7 @@ from .accidents import (
     FSDP,
     HOSTS,
     HOSTS_SHRINK,
+    HSDP_SHRINK,
     LOAD_AFTER,
     LOCAL,
     NUM_STEPS,
@@ -249,7 +250,7 @@ class _Training:
         trained = model
         if self._kept is not None:
             model.load_state_dict(self._kept["model"])
-        if accident.way == FSDP:
+        if accident.way in (FSDP, HSDP_SHRINK):
             group = _sharded(model, accident.timeout_s)
         elif accident.way in (DDP, DDP_SHRINK):
             trained = DistributedDataParallel(model, broadcast_buffers=False)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -57,7 +58,7 @@ from ..liveness.blame import (
 )
 from ..liveness.epochs import next_epoch
 from ..liveness.forks import watch
-from ..liveness.membership import ALONE, STORE_PATIENCE, Membership
+from ..liveness.membership import ALONE, STORE_PATIENCE, Membership, run_of
 from ..liveness.pulse import PATIENCE_S, Place, Pulse, Sign
 from ..liveness.sweeping import give_memory_back, leave_soon
 from ..transport.task_graph import (
@@ -326,22 +327,33 @@ class Engine:
         """The result of ``work``, which waits for other ranks outside of messages.
 
         Raises as soon as another rank announces that it cannot take part, or after
-        ``within``. None: after the time-out, which ``work`` itself has, and some more.
+        ``within``. None: after the time-out, which ``work`` itself has, and some more
+        while the store answers, as ``work`` names those who did not come.
         """
         working = in_background(work)
-        over = threading.Event()
-        working.add_done_callback(lambda _: over.set())
-        waiter = Once(lambda failure: over.set())
-        with self._lock:
-            self._waiters.append(waiter)
-        limit = within or self.timeout + STORE_PATIENCE
-        over.wait(limit.total_seconds())
-        waiter.called = True
+        limit_s = (within or self.timeout).total_seconds()
+        begun_s = time.monotonic()
+        while not wait([working], _LOOK_S).done:
+            if (failure := self._failure or self._closed) is not None:
+                raise failure
+            over_s = time.monotonic() - begun_s - limit_s
+            is_last = within is not None or self._is_mute
+            if over_s > (0.0 if is_last else STORE_PATIENCE.total_seconds()):
+                break
         self.check()
         try:
             return working.result(0)
         except (RuntimeError, TimeoutError) as error:
             raise self.unreachable(what, error) from error
+
+    @property
+    def _is_mute(self) -> bool:
+        """Whether the store gives no answer."""
+        return self._pulse is not None and self._pulse.mute_s > PATIENCE_S
+
+    def new_name(self) -> str:
+        """A new name for the run of these ranks, as `run_of` has the store draw it."""
+        return str(self.meanwhile("attach", partial(run_of, self.who)))
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; called between two steps."""
@@ -516,9 +528,9 @@ class Engine:
             self.check()
 
     @property
-    def has_failed(self) -> bool:
-        """Whether no message can be launched any more."""
-        return self._failure is not None
+    def failure(self) -> BaseException | None:
+        """The error of the first failure, after which no message can be launched."""
+        return self._failure
 
     def check(self) -> None:
         """Raises the failure, if there was one."""
@@ -781,7 +793,7 @@ class Engine:
             return pulse.mute_s > early_s or pulse.still_s(rank) > limit_s
 
         def look() -> None:
-            while not (self.has_failed or self._closed):
+            while not (self.failure or self._closed):
                 if any(map(is_silent, ranks())):
                     self.refuse_silence(max(self._step, self._local_step))
                 time.sleep(_LOOK_S)

@@ -283,7 +283,7 @@ class RoundService:
         if self._lookout is not None:
             self._lookout.close()
         if self._mail is not None:
-            self._mail.close(is_whole=not self._engine.has_failed)
+            self._mail.close(is_whole=not self._engine.failure)
         self._thread.join(_LOOK_S)
         # The handle, which keeps this, would keep the channel's connections.
         self._mail = None
@@ -661,7 +661,7 @@ class RoundService:
                 self._send(rank, message, on_sent)
 
     def _lose(self, engine: Engine, error: BaseException) -> None:
-        if not engine.has_failed:
+        if not engine.failure:
             engine.broken("exchange rounds", error, self.rounds.step)
 
     def _refuse_unlike(self, notes: list[Note]) -> None:

@@ -73,9 +73,14 @@ def frame_of(code: CodeType) -> FrameType | None:
 def living(kind: type[_Object]) -> list[_Object]:
     """The objects of a class that the garbage collector knows.
 
-    Their classes are asked, as an object may call itself another one's.
+    Each refers to its class. Their classes are asked, as an object may call itself
+    another one's. Asking all objects would write to each one's count of references:
+    a forked process would copy all of its memory.
     """
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    kinds = {kind}
+    while more := {s for one in kinds for s in type.__subclasses__(one)} - kinds:
+        kinds |= more
+    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
 
 
 def is_in_backward() -> bool:

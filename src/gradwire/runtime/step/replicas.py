@@ -14,6 +14,7 @@ the error ends the script, the exit code and the last words are of the lost rank
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -24,8 +25,11 @@ from ...contract.verbs import AllReduce
 from ...errors import RankFailed
 from ..liveness.blame import CAUSES
 from ..transport.task_graph import Task, wall_clock
-from ..transport.wire import carry_out, give_back, open_channels
+from ..transport.wire import carry_out, give_back, in_background, open_channels
 from .hooks import ModuleHooks
+
+_LOOK_S = 0.5
+"""Seconds between two looks for a loss that other ranks announce."""
 
 
 class ReplicaHooks(ModuleHooks):
@@ -85,19 +89,29 @@ class ReplicaHooks(ModuleHooks):
             self._do(engine.wait, self._synchroniser.all_ends())
         failure = self._failure
         self._failure = None
-        if failure and engine.replica.in_group(failure.ranks):
-            # others of the replica notice that the channel closes, and leave too
-            give_back(self._channels)
-            raise failure
+        self._leave_if_torn(failure)
         num_failed_1 = torch.zeros(1, device="cpu") + bool(failure)
-        tell = partial(carry_out, [AllReduce(num_failed_1)], self._channels)
-        engine.carry("hear of its replica", tell, self._progress.step)
+        told = in_background(
+            partial(carry_out, [AllReduce(num_failed_1)], self._channels)
+        )
+        while not wait([told], _LOOK_S).done:
+            self._leave_if_torn(engine.failure)
+        engine.carry("hear of its replica", told.result, self._progress.step)
         if failure:
             raise failure
         if num_failed_1:
             engine.wait([Task("the loss that another rank has heard of", None)])
         self._progress.record_wait(start_s, wall_clock())
         self._progress.put_means()
+
+    def _leave_if_torn(self, failure: BaseException | None) -> None:
+        """Raises a loss in this rank's own replica, whose ranks leave together."""
+        replica = self._synchroniser.engine.replica
+        if isinstance(failure, RankFailed) and replica.in_group(failure.ranks):
+            # others of the replica notice that the channel closes, and leave too; gloo
+            # closes it only once nobody waits in it
+            in_background(partial(give_back, self._channels))
+            raise failure
 
     def cause_of(self, error: BaseException) -> RankFailed | None:
         """The loss behind an error of torch's, which takes seconds to find.

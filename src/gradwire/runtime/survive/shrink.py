@@ -230,7 +230,7 @@ class Shrinking:
             for other in every
             if other not in models
             and other._engine.world > 1
-            and (is_torn or other._engine.has_failed)
+            and (is_torn or other._engine.failure)
         ]
         _all_lose(beside, failure)
         changed = [*models, *beside]
@@ -363,7 +363,7 @@ class Shrinking:
         checkpoint.move(saved, messages, begun)
         progress.synchroniser.go_on(engine, messages)
         self._look_after(engine)
-        self._run.go_on(engine.who, group)
+        self._run.go_on(engine.new_name(), group)
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
 
