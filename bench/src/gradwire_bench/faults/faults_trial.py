@@ -15,8 +15,11 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from pkgutil import walk_packages
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from gradwire import runtime
 
 from ..testbed.hosts import HostLinks, Hosts, Testbed, shaped_hosts
 from ..testbed.wide_area import NEAR
@@ -39,7 +42,11 @@ _LONGEST_S = 80.0
 """Seconds that ranks may take beside time-outs, also if others come in or come back."""
 _LEFT_S = 10.0
 """Seconds that a process may take to end once its training has ended."""
-_PRELOADED = ["torch", "torch._dynamo", "gradwire_bench.faults.faults_rank"]
+_PRELOADED = [
+    *("torch", "torch._dynamo", "gradwire_bench.faults.faults_rank"),
+    *(found.name for found in walk_packages(runtime.__path__, "gradwire.runtime.")),
+]
+"""Modules that no rank imports by itself, which would take its seconds from attach."""
 _SLOW_BYTES_PER_S = 125_000.0
 
 

@@ -243,12 +243,16 @@ class Membership(NamedTuple):
         """The store's answer to a question, over a connection nobody else waits for.
 
         Meanwhile ``watch`` is called from time to time, whether the store answers or
-        not.
+        not. Only a store that could be connected to within ``timeout`` has more time.
         """
-        asked = in_background(lambda: question(own_store(self.name)))
-        deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
+        connecting = in_background(lambda: own_store(self.name))
+        asked = in_background(lambda: question(connecting.result()))
+        begun_s = time.monotonic()
         try:
-            while not wait([asked], _LOOK_S).done and time.monotonic() < deadline_s:
+            while not wait([asked], _LOOK_S).done:
+                more = STORE_PATIENCE if connecting.done() else timedelta(0)
+                if time.monotonic() > begun_s + (timeout + more).total_seconds():
+                    break
                 watch()
             return asked.result(0)
         except GradwireError:
