@@ -58,7 +58,7 @@ from ..liveness.blame import (
 )
 from ..liveness.epochs import next_epoch
 from ..liveness.forks import watch
-from ..liveness.membership import ALONE, STORE_PATIENCE, Membership, run_of
+from ..liveness.membership import ALONE, EXTRA_S, Membership, run_of
 from ..liveness.pulse import PATIENCE_S, Place, Pulse, Sign
 from ..liveness.sweeping import give_memory_back, leave_soon
 from ..transport.task_graph import (
@@ -338,7 +338,7 @@ class Engine:
                 raise failure
             over_s = time.monotonic() - begun_s - limit_s
             is_last = within is not None or self._is_mute
-            if over_s > (0.0 if is_last else STORE_PATIENCE.total_seconds()):
+            if over_s > (0.0 if is_last else EXTRA_S):
                 break
         self.check()
         try:

@@ -55,8 +55,8 @@ Look = Callable[[Sequence[int], Mapping[int, Any]], object]
 It returns whether there is no rank left to wait for. An error in it ends the wait, too.
 """
 
-STORE_PATIENCE = timedelta(seconds=4)
-"""The extra time for a store to answer before its host counts as lost."""
+EXTRA_S = 4.0
+"""The extra seconds for a store to answer before its host counts as lost."""
 _AT_ONCE = timedelta(seconds=6)
 """The time-out of a question for which the store need not wait for any rank."""
 
@@ -247,11 +247,10 @@ class Membership(NamedTuple):
         """
         connecting = in_background(lambda: own_store(self.name))
         asked = in_background(lambda: question(connecting.result()))
-        begun_s = time.monotonic()
+        end_s = time.monotonic() + timeout.total_seconds()
         try:
             while not wait([asked], _LOOK_S).done:
-                more = STORE_PATIENCE if connecting.done() else timedelta(0)
-                if time.monotonic() > begun_s + (timeout + more).total_seconds():
+                if time.monotonic() > end_s + EXTRA_S * connecting.done():
                     break
                 watch()
             return asked.result(0)

@@ -197,9 +197,8 @@ class Pulse:
         with self._news:
             self._news.notify_all()  # nothing is read any more
         self.roll_call.close()
-        is_own = threading.current_thread() is self._thread
         # a thread that waits for a silent store does not end
-        if not is_own and self.mute_s < PATIENCE_S:
+        if threading.current_thread() is not self._thread and self.mute_s < PATIENCE_S:
             self._thread.join(PATIENCE_S)
             self.roll_call.close()  # if the thread has opened the port meanwhile
         if not self._thread.is_alive():
