@@ -88,10 +88,11 @@ class Pair(Exchange):
 
 
 def pair(codec: Compressor, collective: Collective) -> Pair:
-    """Pairs a compressor with a collective.
+    """Makes an exchange of a compressor and a collective.
 
-    A collective that encodes partial sums gets the compressor's variant for sums, if
-    there is one.
+    The compressor encodes gradients, and the collective combines the encoded gradients
+    among ranks. Some collectives also encode sums on their way. For these a compressor
+    may have another variant, which ``pair`` then takes.
 
     Args:
         codec: The compressor, for example ``gw.compress.topk(density=0.01)``.
@@ -102,8 +103,8 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
         ``gw.with_error_feedback``.
 
     Raises:
-        IncompatiblePair: The compressor lacks a trait that the collective needs. The
-            message names a collective that fits.
+        IncompatiblePair: The compressor lacks a trait (a declared property) that the
+            collective needs. The message names a collective that fits.
         InvalidSetting: An argument is no compressor or no collective.
 
     >>> from gradwire.compress.onebit import onebit

@@ -1,13 +1,18 @@
 """auto: a few dense steps that measure, then the best plan.
 
-After the plan's first steps a few rivals get some steps each, as predictions may not
-tell which is faster. The fastest plan is kept. After that it watches. Every few steps
-ranks announce what a step took. Where that has changed they time a message: if the link
-is another one, it is measured and planned for anew. Now and then a few steps are dense
-again, to see whether the plan still gains; if it does not, gradients stay dense. Where
-means are further from dense ones than the fidelity allows (`guard`), the next stricter
-fidelity plans anew. Each decision is made from what all ranks share, at the same step
-on all of them, and is said once in words: in the log (as INFO, by rank 0) and in
+Predictions may not tell which of the best plans is fastest. So after the first plan's
+steps, rival plans get some steps each, and the fastest plan is kept. Then ``auto``
+watches three things:
+
+* The time of a step, which ranks announce every few steps. If it has changed, ranks
+  time a message. If the link has changed, they measure it and plan anew.
+* The gain of the plan. Now and then a few steps are dense again. If the plan is not
+  faster, gradients stay dense.
+* The distance of means from dense means (`guard`). If it is more than the fidelity
+  allows, the next stricter fidelity plans anew.
+
+All ranks make each decision at the same step, from values that all of them have. Each
+decision is described once in the log (as INFO, by rank 0), and in
 ``handle.stats()["pilot"]``.
 
 A checkpoint holds the state of the plan in force and not the plan: a run that is
@@ -53,19 +58,22 @@ _GUARDED = 4
 class auto(Pilot):
     """Chooses a plan while the model trains, and changes it when the network changes.
 
-    ``gw.attach(model, "auto")`` uses the defaults.
+    ``gw.attach(model, "auto")`` uses the defaults. Dense steps are steps without
+    compression.
 
     Args:
-        fidelity: The compressors that are allowed. "exact": none that loses bits.
-            "half": 16 bits too. "safe" (the default): compressors that trained to 1.01
-            of the dense loss. "any": all.
+        fidelity: The compressors that are allowed. "exact": only those that lose
+            nothing. "half": also values of 16 bits. "safe" (the default): those whose
+            loss, in a measured training, was at most 1.01 times the loss of dense
+            training. "any": all.
         measured_steps: The most dense steps in which layers are measured, after three
-            of warm-up. Default: 6.
-        review_steps: Steps between two comparisons of step times among ranks, from 1;
-            default 8. Short steps are compared every 24.
-        trial_steps: Steps until a plan is compared with dense steps, from 1; default
-            128. Each later comparison comes after twice as many. A plan with a small
-            gain is compared at once.
+            steps of warm-up. Default: 6.
+        review_steps: The least steps between two reviews, in which ranks compare the
+            times of their steps; from 1, default 8. Of steps shorter than 0.06 s, up
+            to 24 lie between two reviews.
+        trial_steps: The steps until a plan is compared with dense steps, from 1;
+            default 128. Each later comparison comes after twice as many steps. A plan
+            with a small gain is compared at once.
 
     Raises:
         InvalidSetting: A value is out of range.

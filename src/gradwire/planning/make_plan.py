@@ -21,13 +21,16 @@ def plan(
 ) -> Plan:
     """Makes a plan for a model on a cluster, and checks it.
 
+    A plan says which gradients share a message, in which order messages are sent, and
+    by which exchange each is sent.
+
     Args:
         planner: A planner's name (``gradwire list planner`` shows all), or a function
             from profile and cluster to a plan.
         profile: The model's layers, from ``gw.profile`` or ``gw.catalogue.load``.
-        cluster: Ranks and links.
-        tune: Whether settings that are left out are searched for, by the package
-            gradwire-lab. Default: False.
+        cluster: The ranks and their links.
+        tune: Whether gradwire-lab searches for the best values of the settings that are
+            not given. Default: False.
         **settings: The planner's settings.
 
     Returns:
@@ -35,7 +38,8 @@ def plan(
 
     Raises:
         UnknownName: There is no such planner or setting.
-        InvalidSetting: A value is not accepted, or the plan does not fit ``profile``.
+        InvalidSetting: A value is not accepted, or the planner's plan does not fit
+            ``profile``.
 
     >>> from gradwire import catalogue
     >>> ten_gbit = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)

@@ -120,33 +120,35 @@ def attach(
     """Exchanges a model's gradients in every backward pass from now on.
 
     After ``loss.backward()`` every ``.grad`` is the mean over ranks. The training loop
-    stays as it is. All ranks must attach alike, and each backward pass must reach at
-    least one attached parameter.
+    stays as it is. All ranks must call this with the same arguments. Each backward pass
+    must reach at least one parameter of the model that requires a gradient.
 
     Args:
-        model: An ``nn.Module``, whose parameters and buffers come from rank 0, or a
-            ``DistributedDataParallel`` module, maybe wrapped.
+        model: An ``nn.Module``, or a ``DistributedDataParallel`` module, which another
+            module may wrap. A plain module gets rank 0's parameters and buffers.
         exchange: One of these:
 
-            * a compressor of ``gw.compress``, or its name. It gets the collective that
-              suits its traits, and error feedback if it needs that.
-            * an exchange that ``gw.pair`` has made.
-            * a plan (``gw.plan``), or its file. It decides messages, order and
-              exchanges.
+            * a compressor of ``gw.compress``, or its name. The collective that suits
+              the compressor is chosen, and error feedback is added where it is needed.
+            * an exchange, as ``gw.pair`` makes it.
+            * a plan (``gw.plan``), or its file. It decides which gradients share a
+              message, the order of messages, and the exchange of each.
             * ``"auto"`` (``gw.pilot.auto``), which chooses a plan while the model
               trains.
-            * a planner's name (``gw.pilot.by_planner``), which plans once for the first
-              steps.
-        optimizer: The optimizer of ``model``. With a plan that overlaps the next
-            forward pass, each layer's forward then waits for its own means. Newcomers
-            need it too. Default: none.
-        scaler: The loss's scaler. Gradients are exchanged without its scale. Default:
+            * a planner's name (``gw.pilot.by_planner``). The first steps are measured,
+              and then this planner makes one plan.
+        optimizer: The optimizer of ``model``. A plan that overlaps the next forward
+            pass needs it: each layer's forward then waits for its own means. So does
+            a job that new processes may join (``FailurePolicy(rejoin=)``). Default:
             none.
-        group: The process group, or the data-parallel dimension of a ``DeviceMesh``.
-            Its ranks hold the same shards of DTensors. Default: all ranks, or the DDP
-            model's group.
-        mesh: Hosts of several ranks, which add up gradients and exchange shares: a
-            ``DeviceMesh`` of ("hosts", "local"), or ``"torchrun"``. Default: flat.
+        scaler: The ``GradScaler`` of the loss. Gradients are exchanged without its
+            scale. Default: none.
+        group: The process group that averages, or the data-parallel dimension of a
+            ``DeviceMesh``. All of its ranks hold the same shards of DTensors. Default:
+            all ranks, or the DDP model's group.
+        mesh: Hosts of several ranks: a ``DeviceMesh`` of ("hosts", "local"), or
+            ``"torchrun"``. The ranks of a host first add up their gradients, then each
+            exchanges a share of the sum. Default: each rank exchanges all gradients.
         options: How gradients travel, as ``gw.Options``. Default: ``gw.Options()``.
         failure: The treatment of lost ranks, as ``gw.FailurePolicy``. Default: the run
             ends.
@@ -180,7 +182,10 @@ def newcomer_of(
     *,
     asks_again: bool = False,
 ) -> Newcomer | None:
-    """This process on its way into a run; None where it starts with the others."""
+    """The way of this process into a running job; None if it starts with the others.
+
+    ``places`` are the user's ``group`` and ``mesh``, which a newcomer must leave out.
+    """
     if (store := getattr(settings.failure, "rejoin", None)) is None:
         return None
     from .survive.rejoin import Newcomer
@@ -207,20 +212,28 @@ def _scheduler_of(plan: Plan | None, world: int | None) -> SchedulerOf | None:
 
 
 def _sweep_meeting(engine: Engine) -> None:
-    """Forgets the notes of an attach, which all have read once all have connected."""
+    """Deletes an attach's notes in the store, which all connected ranks have read."""
     if engine.num_channels and engine.rank == 0:
         engine.sweep(MEETING)
 
 
-_OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
-"""Fields of options and failure policy that ranks compare elsewhere, or not at all."""
+_COMPARED_ELSEWHERE = (
+    "compress_if",
+    "shards",
+    "trace_steps",
+    "timeout",
+    "store",
+    "rejoin",
+)
+"""Fields of options and failure policy that ranks compare in another form, or never."""
 
 
 class Grid(NamedTuple):
-    """This rank's two groups: the ranks that average with it, and its layers' shards.
+    """This rank's two groups of ranks.
 
-    ``group`` is the process group of ``who`` (None: the group of all ranks). ``mesh``
-    says which of its ranks are on one host.
+    ``who`` are the ranks that average with it, and ``shards`` the ranks with the other
+    shards of its layers. ``group`` is the process group of ``who`` (None: of all
+    ranks). ``mesh`` says which of its ranks are on one host.
     """
 
     who: Membership
@@ -231,7 +244,7 @@ class Grid(NamedTuple):
 
 def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid:
     """This rank's place, from the groups or the mesh that a user gave."""
-    if not hasattr(Store, "clone"):  # ranks meet by it
+    if not hasattr(Store, "clone"):  # each waiting thread needs a connection of its own
         raise invalid(
             "torch",
             torch.__version__,
@@ -291,7 +304,7 @@ class Attachment:
     held: list[NamedParam]
     """This rank's parts of them, as real numbers."""
     newcomer: Newcomer | None
-    """This process on its way into a run; None where it starts with the others."""
+    """The way of this process into a running job; None if it starts with the others."""
     run: Run
     """The ranks that train together."""
     engine_of: Callable[[Membership], Engine]
@@ -316,8 +329,9 @@ class Attachment:
     ) -> Handle:
         """Checks the arguments, builds messages, agrees with other ranks and connects.
 
-        A rank that refuses announces it, so no rank waits for it. A ``newcomer`` agrees
-        with a run that goes on.
+        A rank that refuses announces this, so that no rank waits for it. ``listeners``
+        are the groups of ranks that hear it. A ``newcomer`` agrees with the ranks of a
+        running job.
         """
         leave_by_cause()
         self.newcomer = newcomer
@@ -330,7 +344,8 @@ class Attachment:
             fingerprint = self._fingerprint(grid.shards, self.prepare())
             announced = json.dumps(fingerprint)
             if newcomer is not None:
-                with being_built():  # before others wait for this rank
+                # Kernels are built now, as the other ranks wait once it has asked.
+                with being_built():
                     pass
                 who = newcomer.ask(fingerprint, self.settings.failure.timeout)
                 grid = grid._replace(who=who)
@@ -388,7 +403,7 @@ class Attachment:
         timeout = self.settings.failure.timeout
         networks = None
         fingerprint["replica"] = grid.shards.ranks
-        # From here on this rank's group hears a refusal by the agreement itself.
+        # ``agree`` itself has this rank's group hear a refusal.
         listeners.remove(grid.who)
         if self.newcomer is None:
             announced = agree(grid.who, fingerprint, timeout)
@@ -408,7 +423,7 @@ class Attachment:
         return networks
 
     def _healing(self, announced: str) -> Healing | None:
-        """The parts of this training that a newcomer takes over, if any may come."""
+        """The state that a newcomer takes over; None if no newcomer may come."""
         failure = self.settings.failure
         if not self.settings.survives:
             return None
@@ -421,7 +436,10 @@ class Attachment:
     def heal(
         self, healing: Healing | None, messages: Sequence[Message], engine: Engine
     ) -> Any:
-        """Takes over, as a newcomer, what ranks share; returns a value for them."""
+        """Takes over, as a newcomer, the state that all ranks share.
+
+        Returns a value that this rank announces to them; None for none.
+        """
         assert healing is not None, "refused without on_failure='shrink'"
         healing.receive(messages, engine)
 
@@ -442,8 +460,8 @@ class Attachment:
         newcomer = self.newcomer
         backend = settings.options.backend
         if networks is not None:
-            # All ranks refuse alike, before any connects. A rank that connected would
-            # see the others close.
+            # All ranks refuse alike here, before any connects. A connected rank would
+            # report instead that the others close.
             choose(backend, networks, settings.ranks_per_host)
         recorder = Recorder(settings.options.trace_steps)
         world = None if newcomer is not None else grid.who.world
@@ -502,9 +520,9 @@ class Attachment:
     def is_left_to_ddp(self, messages: Sequence[Message]) -> bool:
         """Whether DDP's own reducer averages the model's gradients, on all ranks alike.
 
-        It does if all gradients of a DDP model are dense. It does not if an option asks
-        for gradwire's messages: their size, number of channels or time-out. Nor does it
-        with a plan, which has messages of its own, or a pilot, which may plan some.
+        It does if all gradients of a DDP model are dense. It does not if a setting asks
+        for gradwire's messages (``Settings.asks_for_messages``). Nor does it with a
+        plan, which has messages of its own, or a pilot, which may plan some.
         """
         exchange = self.settings.exchange
         is_ddp = isinstance(self.model, DistributedDataParallel)
@@ -551,7 +569,11 @@ class Attachment:
         shared: dict[str, object] = {
             "call": f"gw.{self.way}",
             "exchange": _digest(settings),
-            **{key: settings.fields[key] for key in settings.fields if key not in _OWN},
+            **{
+                key: settings.fields[key]
+                for key in settings.fields
+                if key not in _COMPARED_ELSEWHERE
+            },
             "num_channels": settings.channels,
             "may be left to DDP": not settings.asks_for_messages,
             "model": "DistributedDataParallel" if is_ddp else "nn.Module",
@@ -618,7 +640,7 @@ class Attachment:
         )
 
     def check(self) -> Check:
-        """The comparison of tensors that must have the same bits on all ranks."""
+        """The comparison, in some steps, of parameters that all ranks must share."""
         params = self.params
         every = self.settings.failure.check_every
         return Check(every, lambda names: [(n, shard_of(param)) for n, param in params])
@@ -629,7 +651,7 @@ class Attachment:
         return self.settings.optimizer
 
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
-        """Hooks the model, whose parameters are the same on all ranks by now."""
+        """Hooks the model, once its parameters are the same on all ranks."""
         model = self.model
         params = self.params
         settings = self.settings
@@ -653,7 +675,9 @@ class Attachment:
                 undo.callback(overlap.detach)
             kind = ModuleHooks
             if self.by_replica:
-                from .step.replicas import ReplicaHooks as kind
+                from .step.replicas import ReplicaHooks
+
+                kind = ReplicaHooks
             hooks = kind(progress, params, overlap, unattached, local)
             hooks.ends_behind_others = bool(sharded_modules(model))
             undo.callback(hooks.remove)
@@ -716,7 +740,7 @@ class Attachment:
             hooks.join(undo)
 
     def _overlapping(self, progress: Progress) -> Callable[[], Overlap] | None:
-        """Makes the overlap of the next forward pass; None if no plan can ask it."""
+        """Makes the overlap with the next forward pass; None if no plan can ask it."""
         optimizer = self.settings.optimizer
         if optimizer is None or isinstance(self.settings.exchange, Exchange):
             return None
@@ -727,7 +751,7 @@ class Attachment:
     def _buckets(
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
-        """The hooks of a DDP model that has messages, or may get some; else None."""
+        """The hooks of a DDP model; None if DDP's own reducer averages for good."""
         from .ddp.comm_hook import DDPHooks, DDPInTurn, count_steps, serve_hook
 
         settings = self.settings
@@ -744,7 +768,9 @@ class Attachment:
         else:
             kind = DDPHooks
             if settings.survives:
-                from .ddp.surviving import SurvivingHooks as kind
+                from .ddp.surviving import SurvivingHooks
+
+                kind = SurvivingHooks
             hooks = serve_hook(progress, model, params, kind)
         undo.callback(hooks.remove)
         return hooks
@@ -754,7 +780,8 @@ def _unequal(tensors: Sequence[Tensor], engine: Engine) -> list[Tensor]:
     """The tensors that do not have the same bits on all ranks.
 
     Ranks that have loaded the same checkpoint, or drawn from the same seed, need not
-    send it. Halves have digests of their own: two of 32 bits do not meet by chance.
+    broadcast it. Each half of a tensor has a digest of 32 bits. So tensors that differ
+    hardly ever have the same two digests.
     """
     flat = [tensor.detach().reshape(-1) for tensor in tensors]
     halves = [half for values_N in flat for half in _halves(values_N)]
@@ -770,9 +797,7 @@ def _halves(values_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _digest(settings: Settings) -> object:
-    """The value that ranks compare for an exchange; a plan, which may be long, becomes
-    a digest.
-    """
+    """The exchange, as ranks compare it; of a plan, which may be long, a digest."""
     if (plan := settings.plan) is None:
         return settings.exchange
     text = hashlib.sha256(plan.to_json().encode()).hexdigest()

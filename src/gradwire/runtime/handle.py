@@ -1,6 +1,6 @@
 """Handle: a model's exchanges as the user sees them; ``attach`` returns it.
 
-What makes and loads checkpoints is imported by the methods that do.
+Methods that make or load checkpoints import the modules for that themselves.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class Handle:
     """One attached model. ``gw.attach`` returns it, and ``detach`` ends it.
 
     The model's hooks keep the handle alive, so a loop need not hold it. Used as a
-    context manager, it detaches at the end, also after an error. An error of ``detach``
-    does not hide that one.
+    context manager, it detaches at the end, also after an error. If ``detach`` then
+    fails too, the first error is raised, with a note on the second.
 
     Attributes:
-        exchange: The exchange, the plan or the pilot that averages the gradients.
+        exchange: The exchange or the plan that averages the gradients, or the pilot
+            (``gw.pilot``) that chooses a plan.
         attached: True until ``detach``.
         group: The process group whose ranks average; None without one.
 
@@ -89,7 +90,10 @@ class Handle:
         self._progress = progress
         self._hooks = hooks
         self._undo = undo
-        self._given: Any = weakref.ref(model)
+        self._attached_model: Any = weakref.ref(model)
+        """The model of ``attach``. After ``detach`` of a DDP model, ``_model`` is its
+        inner module.
+        """
         self.attached = True
         self._run = run
         self._backend = backend
@@ -122,7 +126,7 @@ class Handle:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``.
 
-        A copy of the model has none.
+        A copied model is not attached.
         """
         raise InvalidSetting(
             f"{self!r} is a handle and cannot be copied or pickled, as it has "
@@ -137,12 +141,12 @@ class Handle:
 
     @property
     def _overlap(self) -> DefersGradients | None:
-        """The overlap of the next forward pass; None where it waits for all means."""
+        """The overlap with the next forward pass; None if backward waits for means."""
         return None if self._hooks is None else self._hooks.overlap
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force; None where gradients travel without one."""
+        """The plan in force; None if an exchange was attached, or no plan is chosen."""
         if self._controls is not None:
             return self._controls.plan
         return plan_in(self.exchange)
@@ -169,10 +173,10 @@ class Handle:
     def no_sync(self) -> Iterator[None]:
         """Accumulates gradients of the backward passes inside, without an exchange.
 
-        For a DDP model this is DDP's own ``no_sync``, which counts where the forward
-        pass is. A plain module gets this method as its ``no_sync``, if it has none; it
-        counts where ``backward()`` is called. A model's ``require_backward_grad_sync``
-        has the same effect.
+        For a DDP model this is DDP's own ``no_sync``: the forward pass must be inside
+        the block. For a plain module the call of ``backward()`` must be inside. A plain
+        module without a ``no_sync`` gets this method as its own. Setting its
+        ``require_backward_grad_sync`` to False has the same effect.
 
         >>> import gradwire as gw
         >>> model = nn.Linear(4, 2)
@@ -184,7 +188,7 @@ class Handle:
         >>> handle.detach()
         """
         if self._hooks is None:
-            model = self._given()
+            model = self._attached_model()
             is_ddp = isinstance(model, DistributedDataParallel)
             with model.no_sync() if is_ddp else nullcontext():
                 yield
@@ -197,11 +201,11 @@ class Handle:
             self._hooks.is_paused = before
 
     def synchronize(self) -> None:
-        """Waits for all pending gradients and updates.
+        """Waits for all means and parameter updates that are still pending.
 
-        It matters only where a plan overlaps the next forward pass. Call it before you
-        read or write parameters by hand between ``step()`` and the next forward pass.
-        ``state_dict()`` and evaluation do it themselves.
+        They are pending only if a plan overlaps the next forward pass. Then call this
+        before you read or write parameters by hand between ``step()`` and the next
+        forward pass. ``state_dict()`` and evaluation call it themselves.
         """
         if self._overlap is not None:
             self._overlap.settle(None)
@@ -211,45 +215,48 @@ class Handle:
 
         Bytes and seconds:
 
-        - ``steps``, ``step_s``: exchanged backward passes, and the median seconds of
-          one.
+        - ``steps``, ``step_s``: the number of exchanged backward passes, and the median
+          seconds of one step.
         - ``wire_bytes_per_step``: bytes that this rank sends, also to ranks of its
           host.
-        - ``wait_s_per_step``: how long backward waited for the network after its own
-          end.
-        - ``inline_s_per_step``: encodes and scaling within the backward pass.
+        - ``wait_s_per_step``: seconds that ``backward()`` waits for the network once
+          all gradients are computed.
+        - ``inline_s_per_step``: seconds of encodes and scaling that the backward pass
+          does itself.
         - ``communication_s_per_step``: seconds of all communication, waits for other
           ranks included.
         - ``messages``: the number of messages.
         - ``memory``: bytes beside weights and gradients, by kind. ``bytes_a_parameter``
-          is their sum for each parameter.
+          is their sum, divided by the number of elements of all parameters.
 
         What is sent:
 
-        - ``residual_norm``: the norm over all parameters. ``gw.mean_residual_norm`` is
-          its mean over ranks.
-        - ``density_asked``, ``density_local``, ``density_actual``: the density of the
-          setting, of this rank's selection, and of the mean. None if no message selects
-          elements.
+        - ``residual_norm``: the norm of this rank's residuals of all parameters, as one
+          vector. ``gw.mean_residual_norm`` is its mean over ranks.
+        - ``density_asked``, ``density_local``, ``density_actual``: the share of
+          elements that the setting asks for, that this rank sends, and that the mean
+          has. None if no message selects elements.
         - ``guard``: the last comparison with dense means (``Options(guard_every=)``).
           ``error`` is the norm of the difference over the norm of the dense mean.
           ``worst`` is the message with the largest error.
-        - ``adapted``: the settings that ``gw.adapt`` has chosen for each layer, in
-          words.
-        - ``ways``: how each embedding's rows were sent last.
-        - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN,
+        - ``adapted``: by parameter name, the settings that ``gw.adapt`` has chosen.
+        - ``ways``: by parameter name, the way in which an embedding's rows were sent
+          last.
+        - ``push_imbalance``, ``pull_imbalance``: of the last step's sparse messages,
+          the largest imbalance of the parts that ranks send and receive (ZEN,
           definition 8).
 
         How it is sent:
 
-        - ``averaged_by``: "gradwire", or "DDP" where DDP's own reducer averages. Then
+        - ``averaged_by``: "gradwire", or "DDP" if DDP's own reducer averages. Then
           no messages are counted.
-        - ``overlapped_steps``: steps that the next forward pass did not wait for.
-          ``fallbacks`` counts the others by reason.
-        - ``pilot``: what ``auto`` has decided, in words, with its figures; None without
-          it.
-        - ``encoded_on``, ``offloaded``, ``backend``: the device that encodes, and the
-          backend.
+        - ``overlapped_steps``: steps whose means could arrive during the next forward
+          pass. ``fallbacks`` counts, by reason, the steps that were waited for earlier.
+        - ``pilot``: the figures of ``auto`` or of a planner's name, and its decisions
+          in words; None without them.
+        - ``encoded_on``: the number of messages by the device that encodes them.
+        - ``offloaded``: tensors on a device that the host encodes, and their bytes.
+        - ``backend``: the back ends that carry messages within hosts and between them.
         - ``left``, ``joined``: ranks that were lost or joined, with their steps.
 
         If there are residuals, this call waits for the pending means of an overlapping
@@ -286,23 +293,23 @@ class Handle:
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:
-        """Writes figures of this rank every ``every`` steps.
+        """Writes a row of this rank's figures to a log, every ``every`` steps.
 
-        The figures are as in ``stats()``, over the steps since the last row. Their
+        The figures are those of ``stats()``, over the steps since the last row. Their
         names begin with "gradwire/". With residuals, ``residual_norm`` and
-        ``gradient_norm`` are norms of the row's step. One warning is given if the
-        residual grows much faster than the gradient. Under ``local_steps`` a step is an
-        exchange; with a quorum it is a local step, and rows have no norms. If ``to``
-        raises, its log ends with a warning, and training goes on. A further call adds a
-        log; with the same ``to`` it only sets ``every``.
+        ``gradient_norm`` are norms of the row's step. One warning is given if a
+        residual has a much larger norm than its gradient. Under ``local_steps`` a step
+        is an exchange; with a quorum it is a local step, and rows have no norms. If
+        ``to`` raises, its log ends with a warning, and training goes on. A further call
+        adds a log; with the same ``to`` it only sets ``every``.
 
         Args:
             to: TensorBoard's ``SummaryWriter``; a wandb run; a ``Meter`` of
                 OpenTelemetry; a ``Gauge`` of Prometheus with one label; a logger of
                 Lightning; an ``Accelerator``; or a function of the step and a dict of
-                figures. None ends all logs. Where ranks share one, let rank 0 call this
-                alone. Under DDP it is called in another thread, and must not use this
-                handle.
+                figures. None ends all logs. If all ranks would write to the same log,
+                let rank 0 alone call this method. Under DDP another thread writes the
+                rows, so a function ``to`` must not use this handle.
             every: Steps between two rows.
 
         >>> import gradwire as gw
@@ -322,9 +329,9 @@ class Handle:
         """The residuals of this rank: the part of its gradients that no mean holds yet.
 
         Returns:
-            A tensor by parameter name; parameters without a residual are left out. On
-            hosts of several ranks it is of the host's mean gradient, where this rank
-            exchanges it, and 0 elsewhere. For a complex parameter it has real and
+            A tensor by parameter name; parameters without a residual are left out. With
+            ``mesh=`` a residual is that of the host's mean gradient. It is 0 outside of
+            the share that this rank exchanges. For a complex parameter it has real and
             imaginary parts in turn.
         """
         from .state import checkpoint
@@ -339,19 +346,21 @@ class Handle:
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of this rank's last steps (``trace_steps=``), as they were timed.
+        """The measured spans (tasks with start and end) of this rank's last steps.
+
+        ``Options(trace_steps=)`` says how many steps it has.
 
         Returns:
-            The trace. Where DDP averages it holds nothing of the network but the wait
-            for it.
+            The trace. If DDP's own reducer averages, only the wait for the network is
+            in it, and no transfer.
         """
         return self._progress.recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's exchanges by parameter name: save one file a rank.
+        """The state of this rank's exchanges, such as residuals, by parameter name.
 
-        ``gather_state`` returns the state of all ranks for one file. Use
-        ``sharded_state`` for ``torch.distributed.checkpoint``.
+        Save one file for each rank. ``gather_state`` returns the state of all ranks for
+        one file. Use ``sharded_state`` for ``torch.distributed.checkpoint``.
 
         Raises:
             InvalidSetting: It was called inside a backward pass, or after one that
@@ -382,13 +391,14 @@ class Handle:
         """The state of all ranks in one dict, for one file.
 
         All ranks of the group (and of ``shards``) must call this between the same two
-        steps. It takes the memory of all ranks' states on rank 0.
+        steps. Rank 0 needs the memory for the states of all ranks.
 
         Returns:
             On rank 0 each rank's ``state_dict()`` in host memory, under "rank 0 of 4"
-            and so on; {} on other ranks. ``load_state_dict`` takes it on every rank,
-            among any number of ranks. Where layers are cut into shards, rank 0 of each
-            part's group gets a dict.
+            and so on; {} on other ranks. Every rank may load this dict by
+            ``load_state_dict``, also if the number of ranks has changed. If layers are
+            cut into shards, the ranks with the same shard are a group, and rank 0 of
+            each group gets a dict.
 
         Raises:
             RanksDiffer: Another rank cannot give its state, or is at another step.
@@ -410,17 +420,20 @@ class Handle:
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
         """All ranks' state for ``torch.distributed.checkpoint``, to save or load into.
 
-        All ranks of the job must call this between the same two steps. Each rank writes
-        its own part. Give what was loaded to ``load_state_dict``. Each replica then has
-        the sum of its rows, times new over old number of replicas.
+        All ranks of the job must call this between the same two steps. A replica is the
+        ranks that together hold the model once, often one rank. Each replica has a row
+        of each DTensor. To load, have ``torch.distributed.checkpoint`` fill this dict,
+        and pass it to ``load_state_dict``. If the number of replicas has changed, a
+        replica gets the sum of some old rows, times the new number of replicas over the
+        old number.
 
         Args:
             saved_by: The number of replicas that saved the checkpoint, if it differs
-                from now. Left out, ``load_state_dict`` refuses what was loaded, and
-                names this number.
+                from now. If it is missing, ``load_state_dict`` refuses the state, and
+                the error names the number.
 
         Returns:
-            DTensors of the shape (replicas, *shape of the parameter*).
+            A dict whose DTensors have the shape (replicas, *shape of the parameter*).
 
         Raises:
             InvalidSetting: The handle is of ``auto``, of local steps with a quorum or
@@ -437,25 +450,25 @@ class Handle:
     def load_state_dict(
         self, state_dict: dict[str, Any], *, strict: bool = True
     ) -> None:
-        """Continues from a saved state, bit for bit.
+        """Continues from a saved state; among as many ranks, with the same bits.
 
         All ranks of the group (and of ``shards``) must call this between the same two
         steps. They compare their states first. Then all ranks load, or none does. The
-        number of ranks, or of ranks a host, may differ if ``state_dict`` has the states
-        of all old ranks (``gw.redistribute``). Under ``auto`` the plan in force stays,
-        and residuals move to it by name.
+        number of ranks, or of ranks per host, may differ if ``state_dict`` has the
+        states of all old ranks (``gw.redistribute``). Under ``auto`` the plan in force
+        stays, and residuals move to it by parameter name.
 
         Args:
-            state_dict: What ``state_dict`` returned on this rank, what ``gather_state``
-                returned on rank 0, or a loaded ``sharded_state``.
+            state_dict: The result of ``state_dict`` on this rank, the result of
+                ``gather_state`` on rank 0, or a loaded ``sharded_state``.
             strict: If False, parameters that the state lacks start anew, and state of
-                parameters that the model lacks is dropped.
+                parameters that the model lacks is dropped. Default: True.
 
         Raises:
             InvalidSetting: The state is of another rank, shard, algorithm or model, or
                 damaged. Nothing is loaded then.
-            RanksDiffer: Another rank refused, or its state is of another moment.
-                Nothing is loaded then.
+            RanksDiffer: Another rank refused, or its state was saved at another step or
+                in another run. Nothing is loaded then.
             RankFailed: A rank trains on without loading.
         """
         from .state.joint_call import JointCall
@@ -477,14 +490,14 @@ class Handle:
         self._run.num_loads += 1
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
-        """The values in a state that are the same on all ranks, by name in errors."""
+        """The values in a state that ranks compare, by the names that errors show."""
         from .state import checkpoint
 
         exchanges = [message.exchange for message in self._progress.messages]
         return checkpoint.shared_values(saved, exchanges)
 
     def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
-        """A function that puts a state in place, once all of it was found to fit."""
+        """Checks that all of a state fits; returns a function that puts it in place."""
         from .state import checkpoint
 
         messages = self._progress.messages
@@ -544,22 +557,22 @@ class Handle:
         """Removes every hook; the model is then as it was before ``attach``.
 
         A DDP model goes back to its plain all-reduce. Residuals are dropped: save
-        ``state_dict()`` first to keep them. In another thread it waits for the backward
-        pass under way, for the time-out at most. In a forked process it leaves the
-        process that attached as it is.
+        ``state_dict()`` first to keep them. If another thread is in a backward pass,
+        this call waits for its end, for the time-out at most. In a forked process it
+        does not change the process that attached.
 
         Raises:
-            InvalidSetting: It was called inside a backward pass, or another thread's
-                does not end.
+            InvalidSetting: It was called inside a backward pass, or the backward pass
+                of another thread does not end.
         """
         if self.attached:
             self._between_steps("detach()", takes_a_torn_step=True)
             progress = self._progress
             engine = self._engine
             begin_s = wall_clock()
-            with progress.opening:  # a step that is being opened is one under way
+            # a step that another thread opens just now counts as under way
+            with progress.opening:
                 progress.is_leaving = True
-            # in another thread
             while progress.backward() is not None and not engine.is_copy:
                 if wall_clock() - begin_s > engine.timeout.total_seconds():
                     progress.is_leaving = False
@@ -574,10 +587,10 @@ class Handle:
                 # the loop may make another DDP model of it
                 self._model = self._model.module
             engine.detach()
-            self._undo.close()  # all of it, even if a lost peer is noticed here
+            self._undo.close()  # calls all callbacks, even if one of them raises
 
     def _enter_model(self) -> None:
-        """Notes starts and ends of forward passes for the trace; lends ``no_sync``.
+        """Hooks the model: forward passes are timed, and ``no_sync`` is added.
 
         By these hooks the model keeps the handle alive.
         """
@@ -606,6 +619,10 @@ class Handle:
                 )
 
     def _between_steps(self, what: str, *, takes_a_torn_step: bool = False) -> None:
+        """Raises if the method ``what`` is called in the middle of a step.
+
+        A torn step is one whose backward pass raised before its end.
+        """
         if torch._C._current_graph_task_id() != -1:
             raise InvalidSetting(
                 f"{what} was called during a backward pass; call it after "
@@ -620,16 +637,17 @@ class Handle:
             )
 
     def backward_without_batch(self) -> None:
-        """Takes part in a step without a batch, in place of this rank's backward pass.
+        """Takes part in a step on a rank that has no batch, in place of ``backward()``.
 
         This rank's gradient counts as zero in the mean. Every ``.grad`` is the mean
-        afterwards, so call ``optimizer.step()``. What ``.grad`` held before is dropped.
+        afterwards, so call ``optimizer.step()``. Gradients that ``.grad`` held before
+        are dropped.
 
         Raises:
             InvalidSetting: The model is a DDP model, or has sharded layers. Or the
                 handle is of ``auto``, local steps, or a plan that overlaps the next
                 forward pass.
-            RankFailed: As ``backward()``.
+            RankFailed: A rank was lost, as in ``backward()``.
         """
         hooks = self._hooks
         reason = ""
@@ -665,5 +683,5 @@ class Handle:
 
 
 def synchroniser_of(handle: Handle) -> Synchroniser:
-    """The machinery of a handle, which benchmarks measure and break."""
+    """The synchroniser inside a handle, for ``gw.serve`` and for benchmarks."""
     return handle._synchroniser

@@ -28,23 +28,26 @@ def serve(
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> None:
-    """Aggregates the gradients of other ranks, until these detach.
+    """Aggregates the gradients of the ranks that train, until rank 0 detaches or ends.
 
-    The last ``servers`` ranks of the group call it; all others call ``gw.attach`` with
-    the same arguments. It returns once rank 0 detaches or ends.
+    With ``gw.collective.casync_ps(servers=S)`` the last S ranks of the group are
+    servers: they train no model, and call this function. All other ranks call
+    ``gw.attach`` with the same arguments.
 
     Args:
-        model: The model that other ranks train. Only names, shapes and dtypes count,
-            and the memory of its tensors is given up. So make it on the meta device.
-        exchange: The exchange of the other ranks: a pair by
+        model: The model that the other ranks train. Only names, shapes and dtypes of
+            its tensors count, and their memory is given up. So make the model on the
+            meta device.
+        exchange: The exchange of the other ranks: a pair with
             ``gw.collective.casync_ps(servers=...)``, or a plan with such exchanges.
         group: The process group. Default: all ranks.
         options: As for ``gw.attach``. Default: ``gw.Options()``.
-        failure: As for ``gw.attach``, whose time-out bounds no time between two steps.
-            Default: the run ends.
+        failure: As for ``gw.attach``. The time between two steps may exceed its
+            time-out. Default: the run ends.
 
     Raises:
-        InvalidSetting: An argument cannot be used, or this rank is none of the last.
+        InvalidSetting: An argument cannot be used, or this rank is not one of the last
+            S ranks.
         RanksDiffer: Another rank refused, or has another model, setting or version.
         RankFailed: A rank was lost.
 

@@ -56,32 +56,31 @@ class Options(KeywordSettings):
     """Settings of communication and of traces. Every rank passes the same values.
 
     Args:
-        bucket_cap_mb: The bytes of gradients at which a message is closed, in MiB: a
-            number above 0. None (the default): 4 to 16 messages, each sending
-            about 4 MiB and holds at least 1 MiB of gradients. A larger message pays
-            fewer latencies. A smaller one starts earlier in the backward pass.
-            Sparsifiers select within a message.
+        bucket_cap_mb: The size of a message, in MiB of gradients: a number above 0. A
+            message that has reached it takes no further gradient. None (the default):
+            each message sends about 4 MiB, in 4 to 16 messages. A message then holds at
+            least 1 MiB of gradients, so small models have fewer messages. Larger
+            messages pay fewer latencies, and smaller ones start earlier in the backward
+            pass. A sparsifier selects the elements of each message by itself.
         num_channels: The number of messages on their way at once, from 1. None (the
-            default): 4, or what the plan says. More messages hide more latency, and
+            default): 4, or the plan's ``credit``. More messages hide more latency, and
             open more connections.
-        compress_if: A function of a parameter's name and the parameter. True: the
-            exchange sends the gradient. False: the gradient is sent uncompressed.
-            Default: vectors (biases, norms) are sent uncompressed, and all others are
-            compressed.
+        compress_if: A function of a parameter's name and the parameter. If it returns
+            True, the gradient is compressed, else it is sent uncompressed. By default
+            vectors (biases, norms) are sent uncompressed.
         shards: The tensor-parallel process group, or the tensor-parallel dimension of a
             ``DeviceMesh``. Exchanges that need all shards of a layer communicate in it.
-            None (the default): layers are not cut.
+            None (the default): each rank holds whole layers, or DTensors.
         backend: The back end between hosts: "gloo", "nccl", or "auto" (the default).
-            "auto" measures both, and takes NCCL if it is 1.5 times as fast. It changes
-            time alone.
+            "auto" measures both, and takes NCCL if it is 1.5 times as fast. The choice
+            changes the time of a step, and no result.
         cluster: The ranks and links, as ``gw.Cluster``. In each step the rows of an
             embedding take the collective that is fastest on this cluster. A cluster of
-            another number of ranks is scaled. None (the default): links of 1 Gbit/s;
-            ``"auto"`` measures.
-        guard_every: The number of steps between two comparisons of some compressed
-            means with uncompressed means, from 1. A comparison also sends these
-            gradients uncompressed. ``stats()["guard"]`` has the result. None (the
-            default): no comparison.
+            another number of ranks is scaled to theirs. None (the default): links of
+            1 Gbit/s, or the measured links of ``gw.attach(model, "auto")``.
+        guard_every: The number of steps between two comparisons, from 1. A comparison
+            also sends some gradients uncompressed, and compares both means.
+            ``stats()["guard"]`` has the result. None (the default): no comparison.
         trace_steps: The number of last steps that ``handle.trace()`` returns, from 0;
             default 4.
 
@@ -106,21 +105,25 @@ class FailurePolicy(KeywordSettings):
     Args:
         timeout: The longest wait for another rank, a ``timedelta`` above 0; default 5
             minutes. A rank that takes longer counts as lost. A short time-out finds a
-            hung rank early, and may take a slow rank for a lost one. A long payload may
-            take longer: each MiB of it is waited for by itself.
-        on_failure: "end" (the default): all other ranks raise ``RankFailed``, and
-            training ends. "shrink": they raise ``RanksLost``, repeat the step and
-            continue. Under local steps with a quorum they only warn, and train on.
-        store: The store in which ranks meet. It is needed if the default group has no
-            store that all ranks share. All ranks pass it at their first attach. None
-            (the default): the store of the default group.
-        rejoin: The job's store. A new process passes it to join a job with
+            hung rank early, and may take a slow rank for a lost one. It bounds the wait
+            for each piece of a payload (about 1 MiB), so a long payload may take more.
+        on_failure: What the other ranks do once a rank is lost. "end" (the default):
+            all raise ``RankFailed``, and training ends. "shrink": all raise
+            ``RanksLost``. The training loop catches it and repeats the step without
+            the lost rank. Under local steps with a quorum ranks only warn, and train
+            on.
+        store: The ``torch.distributed`` store in which ranks meet before they connect.
+            It is needed if the default group has no store that all ranks share. All
+            ranks pass it at their first attach. None (the default): the store of the
+            default group.
+        rejoin: The job's store. A new process passes it to join a running job with
             ``on_failure="shrink"``. None (the default): the process starts with the
             job.
         check_every: The number of steps between two comparisons of all ranks'
-            parameters, from 1; default 64. Ranks that differ raise an error. A smaller
-            number finds damage earlier and takes longer. None: no comparison.
-        checksums: True: each message has a CRC-32, and a damaged message raises
+            parameters, from 1; default 64. If parameters differ, all ranks raise
+            ``RankFailed``. A smaller number finds damage earlier and takes longer.
+            None: no comparison.
+        checksums: Whether each message has a CRC-32. A damaged message then raises
             ``RankFailed``. A checksum takes processor time for each byte. False (the
             default): no checksums.
 
@@ -143,7 +146,7 @@ BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}
 def or_defaults(
     options: Options | None, failure: FailurePolicy | None
 ) -> tuple[Options, FailurePolicy]:
-    """The two objects; None becomes one with defaults, and nothing is checked yet."""
+    """The two objects, with defaults in place of None; they are not checked yet."""
     failure = FailurePolicy() if failure is None else failure
     return Options() if options is None else options, failure
 
@@ -234,7 +237,10 @@ class Settings:
         return timeout if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
 
     def choose_store(self) -> None:
-        """Makes ranks meet in the given store; raises ``InvalidSetting`` otherwise."""
+        """Makes ranks meet in the given store, if there is one.
+
+        Raises ``InvalidSetting`` if it is no store.
+        """
         if (store := getattr(self.failure, "store", None)) is None:
             return
         if not isinstance(store, Store):
@@ -265,7 +271,7 @@ class Settings:
     def servers(self) -> int:
         """The number of ranks that only aggregate; 0 if all ranks train.
 
-        Raises ``InvalidSetting`` for a plan whose messages do not agree on it.
+        Raises ``InvalidSetting`` if the messages of a plan name different numbers.
         """
         numbers = {servers_of(exchange) for exchange in exchanges_in(self.exchange)}
         if len(numbers) > 1:
@@ -279,7 +285,7 @@ class Settings:
 
     @property
     def asks_for_messages(self) -> bool:
-        """Whether a setting is given that gradwire's messages obey and DDP's do not."""
+        """Whether a setting is given that only gradwire's messages obey, not DDP's."""
         options = self.options
         failure = self.failure
         return (
@@ -303,6 +309,7 @@ class Settings:
 def _is(
     kind: Any, fits: Callable[[Any], bool] = lambda value: True
 ) -> Callable[[Any], bool]:
+    """A check that a value is of a ``kind``, and ``fits`` unless it is None."""
     return lambda value: isinstance(value, kind) and (value is None or fits(value))
 
 
@@ -339,17 +346,18 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "compress_if": (callable, "a function of name and parameter", "leave it out"),
     "timeout": (_LASTS, "a positive timedelta", "write timedelta(minutes=5)"),
 }
-"""The values that each setting may have, and the remedy where it has another one."""
+"""By setting: a check of its value, the accepted values in words, and the remedy."""
 _WHOLE_OR_NONE = {
     "guard_every": "leave it out",
     "check_every": "write None for no checks",
 }
+"""The remedies for settings that are whole numbers from 1, or None."""
 
 
 def plan_in(value: object) -> Plan | None:
-    """A plan itself, None for anything else.
+    """The plan, if the value is one; else None.
 
-    No module of plans is loaded for an exchange.
+    For an exchange, the modules of plans are not loaded.
     """
     if isinstance(value, Exchange):
         return None
@@ -359,9 +367,9 @@ def plan_in(value: object) -> Plan | None:
 
 
 def pilot_in(value: object) -> Pilot | None:
-    """A pilot itself, None for anything else.
+    """The pilot, if the value is one; else None.
 
-    No module of pilots is loaded for an exchange.
+    For an exchange, the modules of pilots are not loaded.
     """
     if isinstance(value, Exchange):
         return None
@@ -371,10 +379,10 @@ def pilot_in(value: object) -> Pilot | None:
 
 
 def algorithm(exchange: Exchange | Plan | Pilot) -> str:
-    """A name for the meaning of saved state: the exchange, or a plan's exchanges.
+    """A text that says which algorithm a saved state is of; other states are refused.
 
-    State that was saved under a pilot means the same whatever plan was in force: it is
-    moved to another by name.
+    It names the exchange, or the exchanges of a plan. It names no plan of a pilot: such
+    a state can be loaded under any plan, as it is moved there by parameter name.
     """
     if isinstance(exchange, Exchange):
         return repr(exchange)
@@ -395,10 +403,10 @@ def exchanges_in(value: object) -> list[Exchange]:
 
 
 def resolve(value: Any) -> Exchange | Plan | Pilot:
-    """The exchange, the plan or the pilot that a user's argument stands for.
+    """The exchange, the plan or the pilot that a user's argument names.
 
-    A path that is an algorithm's name stands for the algorithm: jsonargparse, and with
-    it ``LightningCLI``, may make a path of any text.
+    ``Path("topk")`` names the algorithm topk, as jsonargparse may turn any text into a
+    path, and ``LightningCLI`` uses it.
     """
     match value:
         case Path() if str(value) in _known():
@@ -451,7 +459,7 @@ def _named(name: str) -> Any:
 
 
 def _usable(value: Any) -> Exchange | Plan | Pilot:
-    """The exchange of a compressor; an exchange, a plan or a pilot itself."""
+    """The exchange, the plan or the pilot; a compressor becomes its exchange."""
     match value:
         case Exchange() if value.ranks_per_host != 1:
             raise invalid(
@@ -479,7 +487,10 @@ def _usable(value: Any) -> Exchange | Plan | Pilot:
 
 
 def trained(model: nn.Module) -> list[NamedParam]:
-    """Parameters that require a gradient, shared ones once, as registered."""
+    """Parameters that require a gradient, in the order in which they are registered.
+
+    A shared parameter is listed once, under its first name.
+    """
     inner: nn.Module = model
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
@@ -515,19 +526,20 @@ def trained(model: nn.Module) -> list[NamedParam]:
 
 
 LEAST_TABLE_BYTES = 2**18
-"""The smallest embedding's table whose gradient may travel by rows, in bytes.
+"""The bytes from which the gradient of an embedding's table may be sent as rows.
 
-Below it, announcing how many rows are non-zero costs more than sending
-zeros could: a step of an LSTM on two ranks of one machine took 17 ms with a table of 64
-KiB by rows, and 10 ms without.
+Then only rows that are not zero are sent, and ranks first announce how many these are.
+For a smaller table that takes longer than sending all rows. A step of an LSTM on two
+ranks of one machine took 17 ms with a table of 64 KiB as rows, and 10 ms whole.
 """
 
 
 def tables(model: nn.Module) -> dict[int, int]:
-    """The row lengths, by id, of embeddings whose dense gradients may be mostly zero.
+    """The row length of each embedding's table whose dense gradient may be mostly zero.
 
-    Parameters that another kind of module uses too, such as the layer before a softmax,
-    are left out, as are tables below ``LEAST_TABLE_BYTES``.
+    The key is the ``id`` of the parameter. Parameters that another kind of module uses
+    too, such as the layer before a softmax, are left out. So are tables below
+    ``LEAST_TABLE_BYTES``.
     """
     owners: dict[int, list[nn.Module]] = {}
     weights = {}

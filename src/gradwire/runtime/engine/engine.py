@@ -1,8 +1,11 @@
-"""Engine: drives messages' steps on two lanes, and turns a peer's death into an error.
+"""Engine: drives messages' steps on lanes, and turns a peer's death into an error.
 
-The steps of a message are one generator of verbs. Verbs become tasks of a dependency
-graph. A further task, without a lane, waits for them and resumes the steps. Of C
-channels message i travels on channel i mod C. Its first verb for the network waits
+A lane is a queue of tasks with one thread. There is a lane for computations, and one
+for each channel (a process group). The steps of a message are one generator of verbs.
+Verbs become tasks of a dependency graph. A further task, without a lane, waits for them
+and resumes the steps.
+
+Of C channels message i travels on channel i mod C. Its first verb for the network waits
 until the message before it on this channel has ended. So each process group sees one
 message at a time, whole and in issue order, which is the same on every rank. No two
 ranks meet in different collectives. Gather and encode do not wait for the channel, and
@@ -97,6 +100,7 @@ OFFLOAD = "offload"
 It has a thread only if a plan has such tensors.
 """
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
+"""The lanes of all computations."""
 _JOIN_S = 10.0
 """Seconds that ``close`` waits for tasks. An encode ends by then; waits may not."""
 _ENDLESS = timedelta(days=3650)
@@ -105,6 +109,7 @@ _LOOK_S = 0.5
 
 
 _NOTHING = Task("nothing", None, done=True)
+"""A task that is done, where there is no message before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +121,11 @@ class Launch:
     """
 
     behind: Sequence[Task] = ()
-    """The tasks that must be done before the steps begin. The message takes its place
-    in the issue order before that.
+    """The tasks that must be done before the steps begin. Meanwhile the message already
+    has its place in the issue order.
     """
     after: Sequence[Task] = ()
-    """The tasks that must be done before its first verb for the network."""
+    """The tasks that must be done before its first verb for the network begins."""
     last: Callable[[], Any] | None = None
     """Work for the compute lane once the steps have ended and the channel is free: it
     scatters the mean.
@@ -128,11 +133,11 @@ class Launch:
     last_behind: Sequence[Task] = ()
     """The tasks that must be done before ``last``."""
     last_is_light: bool = False
-    """Whether ``last`` is too short to wake a lane up for it."""
+    """Whether ``last`` is so short that waking a lane's thread would take longer."""
     is_control: bool = False
     """Whether the message takes the control channel, which carries no gradients."""
     is_of_step: bool = True
-    """Whether ranks that wait in a joint call see that this one has begun a step."""
+    """Whether the launch counts as progress in a step, which other ranks can see."""
     is_inline: bool = False
     """Whether the launching thread does all computations up to the first verb for the
     network. Their error is raised.
@@ -155,18 +160,23 @@ class Engine:
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers
     are cut. Ranks are numbered host after host, with ``ranks_per_host`` on each host.
     With ``ranks_per_replica`` they are numbered replica after replica. Then a rank
-    averages with the ranks of its place, and all replicas notice a loss together.
-    ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
-    With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
-    channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
-    the bytes that were sent. With ``scheduler_of`` a scheduler says when sends travel.
-    Unless it ``connects``, it has a pulse alone until ``connect`` is called.
+    averages with the ranks that have the same place in the other replicas, and all
+    ranks of all replicas notice a loss together. ``timeout`` bounds a wait for a peer.
+    ``on_span`` receives a span for every task. With ``checksums`` ranks compare the
+    bytes that arrive with the bytes that were sent. With ``scheduler_of`` a scheduler
+    says when sends travel.
+
+    The engine's pulse shows the others that this rank lives, and finds lost ranks. With
+    ``num_channels`` 0 the engine has a pulse, and neither channels nor lanes. If
+    ``connects`` is False, it has only a pulse until ``connect`` is called.
     """
 
     is_copy = False
     """Whether this process was forked from the one that has connected."""
     _closed: InvalidSetting | None = None
+    """The error of waits after ``close``; None until then."""
     _elsewhere: BaseException | None = None
+    """The failure of another model, which interrupts waits; see ``interrupt``."""
     servers = range(0)
     """The last ranks, if these hold no model and only aggregate."""
     on_failure: Callable[[BaseException], None] | None = None
@@ -187,7 +197,7 @@ class Engine:
         connects: bool = True,
     ) -> None:
         self.everyone = who
-        """The ranks of all replicas, of which some leave and the others go on."""
+        """The ranks of all replicas, which notice a lost rank together."""
         if ranks_per_replica > 1:
             who = who.across_hosts(ranks_per_replica)
         self.who = who
@@ -210,6 +220,7 @@ class Engine:
         self._tails = [_NOTHING] * len(lanes)
         """The end of the last message on each lane."""
         self._last_turn = _NOTHING
+        """Done when the last message of gradients may use its channel."""
         self._on_span = on_span
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
@@ -218,6 +229,7 @@ class Engine:
         self._step = 0
         self._local_step = 0
         self.num_calls = 0
+        """The joint calls that this rank has made."""
         self.inline_s = 0.0
         """Seconds so far of tasks that ran while the backward pass waited."""
         self._manager = TaskManager(
@@ -267,7 +279,7 @@ class Engine:
             host.lends = self.meanwhile("connect", partial(agree_to_lend, host))
 
     def _open(self, among: Among, who: Membership, count: int) -> None:
-        """Connects ``count`` channels, if there is somebody to connect to."""
+        """Connects the ranks ``who`` by ``count`` channels, if there are others."""
         if who.world > 1 and count:
             what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
             channels = self.meanwhile(
@@ -279,10 +291,10 @@ class Engine:
             self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
 
     def open_beside(self, name: str, timeout: timedelta = _ENDLESS) -> Channel:
-        """A channel to all ranks that no message takes; all ranks call it.
+        """Opens a channel to all ranks that carries no messages; all ranks call this.
 
-        By default its receives may wait for as long as training goes on (see
-        ``watch``), and it carries no collectives.
+        By default its receives may wait for as long as training goes on, so nothing
+        but ``watch`` notices a lost rank there. Such a channel carries no collectives.
         """
         who = self.who.beside(name)
         is_endless = timeout is _ENDLESS
@@ -306,16 +318,16 @@ class Engine:
             self.watch(lambda: [0])
 
     def _tell_servers(self, *, is_step: bool) -> None:
-        """Has rank 0 tell servers that a step begins, or that none will.
+        """Has rank 0 tell servers that a step begins, or that no step follows.
 
-        A server listens since it ended the last step, so this does not wait for long.
+        A server has listened since its last step, so this does not wait for long.
         """
         word_1 = torch.full((1,), is_step, dtype=torch.uint8, device="cpu")
         for rank in () if self.rank else self.servers:
             self._to_servers.send([word_1], rank, 0).wait(self.timeout)
 
     def hears_of_step(self) -> bool:
-        """Waits, on a server, until a step begins; False if none will."""
+        """Waits, on a server, until a step begins; False if no step follows."""
         word_1 = torch.empty(1, dtype=torch.uint8, device="cpu")
         hearing = self._to_servers.recv([word_1], 0, 0)
         self.meanwhile("hear of a step", hearing.wait, within=_ENDLESS)
@@ -324,11 +336,12 @@ class Engine:
     def meanwhile(
         self, what: str, work: Callable[[], Any], *, within: timedelta | None = None
     ) -> Any:
-        """The result of ``work``, which waits for other ranks outside of messages.
+        """Does ``work`` that waits for other ranks outside of messages; its result.
 
-        Raises as soon as another rank announces that it cannot take part, or after
-        ``within``. None: after the time-out, which ``work`` itself has, and some more
-        while the store answers, as ``work`` names those who did not come.
+        ``work`` runs in the background. Meanwhile this looks whether the run has
+        failed, and raises then. It also raises after ``within``. None (the default)
+        stands for the engine's time-out, which bounds ``work`` too, and some seconds:
+        if the store answers, the error of ``work`` names the ranks that did not come.
         """
         working = in_background(work)
         limit_s = (within or self.timeout).total_seconds()
@@ -371,16 +384,16 @@ class Engine:
     def carry(
         self, name: str, work: Callable[[], object], step: int = IN_ATTACH
     ) -> None:
-        """Does an operation outside of messages, which may reach no ranks."""
+        """Does an operation outside of messages; its error names the lost ranks."""
         try:
             work()
         except RuntimeError as error:
             raise self.unreachable(name, error, step) from error
 
     def use(self, credit: int) -> None:
-        """Has messages take the first ``credit`` channels from now on, as in a plan.
+        """Has messages take the first ``credit`` channels from now on, as a plan says.
 
-        To be called on all ranks alike, while no message is under way.
+        All ranks call it at the same step, while no message is under way.
         """
         assert 1 <= credit <= self.num_channels, "channels are opened once, at attach"
         self.credit = credit
@@ -400,9 +413,9 @@ class Engine:
         """Starts the message of issue number ``index``; returns the task that ends it.
 
         Its first verb for the network waits until the message before it on its channel
-        has ended. It also waits until the message launched before it may use its own
-        channel. Without ``how.last`` the returned task's result is the value that the
-        steps returned.
+        has ended. Messages of gradients also wait until all messages launched before
+        them may use their channels. Without ``how.last`` the returned task's result is
+        the value that the steps returned.
         """
         manager = self._manager
         lane = self.num_channels
@@ -475,7 +488,8 @@ class Engine:
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; a lost peer raises ``RankFailed``."""
         self.refuse_copy()  # in a forked process, locks may be held for ever
-        over = threading.Lock()  # an Event takes ten times as long
+        # Held until the end. An Event would take ten times as long.
+        over = threading.Lock()
         over.acquire()
         ended = []
 
@@ -506,9 +520,9 @@ class Engine:
         return task
 
     def interrupt(self, error: BaseException | None) -> None:
-        """Makes waits raise ``error``, another model's failure, until None is passed.
+        """Makes waits raise ``error``, the failure of another model.
 
-        Messages go on, and can be waited for again.
+        A call with None ends that. Messages go on, and can be waited for again.
         """
         with self._lock:
             self._elsewhere = error
@@ -538,10 +552,10 @@ class Engine:
             raise self._failure
 
     def give_up(self, text: str, *, step: int | None = None) -> BaseException:
-        """Fails by a mistake of this rank's loop, announces it, and returns the
-        error to raise.
+        """Ends the run on all ranks for a mistake of this rank's training loop.
 
-        ``step`` is the step that cannot be finished, by default the last that began.
+        Returns the error to raise. ``step`` is the step that cannot be finished, by
+        default the last step that began.
         """
         announced = f"on rank {self.rank} of {self.world} {text}"
         at = self._step if step is None else step
@@ -550,12 +564,12 @@ class Engine:
         )
 
     def begin_call(self) -> None:
-        """Notes that this rank made a joint call, for others that wait there."""
+        """Shows that this rank has made a joint call, to others that wait in one."""
         self.num_calls += 1
         self._show(0)
 
     def sweep(self, part: str) -> None:
-        """Deletes keys of the store, soon, once all ranks have read them."""
+        """Deletes the store's keys under ``part``, soon; all ranks have read them."""
         if self._pulse is not None:
             self._pulse.sweep(part)
 
@@ -590,7 +604,7 @@ class Engine:
         return next_epoch(self._pulse, who, own, self.timeout, lost, self.num_together)
 
     def survive(self) -> None:
-        """Notes that the loss of a rank in a step ends no process."""
+        """Notes that ranks go on after a loss in a step, so none ends its process."""
         if self._pulse is not None:
             self._pulse.lingers = False
 
@@ -602,7 +616,10 @@ class Engine:
         how: str,
         code: int = ExitCode.RANK_LOST,
     ) -> BaseException:
-        """Fails because of other ranks, announces it, and returns the error."""
+        """Ends the run on all ranks because of ``ranks``; returns the error to raise.
+
+        ``text`` says what happened, and ``how`` this rank came to know it.
+        """
         places = self._among_all(ranks)
         if places != ranks:
             text += self.who.explained(ranks)
@@ -615,9 +632,10 @@ class Engine:
     def break_off(
         self, alarm: Alarm, how: str, *, in_step: bool = False
     ) -> BaseException:
-        """Fails by an alarm on all ranks; returns the error of the first failure.
+        """Raises an alarm on all ranks; returns the error of the first failure.
 
-        It leaves them time to hear it, unless they survive a loss ``in_step``.
+        The others get time to hear the alarm before this returns, as this process may
+        end then. They need none if they survive a loss ``in_step``.
         """
         if self._failure is None:
             if self._pulse is not None:
@@ -629,10 +647,10 @@ class Engine:
         return self._failure
 
     def _note_cut(self, pulse: Pulse, alarm: Alarm) -> None:
-        """Notes if the network is parted, and the store is on another side.
+        """Notes if the network is parted, and this rank cannot reach the store.
 
-        Once the network is whole again, the ranks of that side must not take themselves
-        for lost.
+        Then it writes no alarm to the store. Once the network is whole again, ranks on
+        the store's side would read there that they are lost.
         """
         is_parted = alarm.code == ExitCode.NETWORK and bool(alarm.ranks)
         if is_parted and pulse.mute_s > PATIENCE_S:
@@ -641,9 +659,9 @@ class Engine:
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
 
-        It does not wait after a failure, nor longer than the time-out. A thread of a
-        channel or of a lane, in which the garbage collector may call this, cannot wait
-        for its own end.
+        It does not wait after a failure, nor longer than the time-out. The garbage
+        collector may call it in a thread of a channel or a lane, which cannot wait for
+        its own end. Then another thread does the work.
         """
         is_of_slots = threading.current_thread().name == THREADS
         if is_foreign() or is_of_slots or self._manager.is_own_thread():
@@ -656,7 +674,7 @@ class Engine:
         self.close()
 
     def detach(self) -> None:
-        """Notes that this rank will close by itself, for others that train on."""
+        """Notes that this rank is about to leave by itself; its last sign says so."""
         if self._pulse is not None:
             self._pulse.detaches = True
 
@@ -673,7 +691,7 @@ class Engine:
         self.servers = range(0)
         with self._lock:
             waiters = [waiter for waiter in self._waiters if not waiter.called]
-            is_first = self._closed is None  # a handle that is dropped closes it again
+            is_first = self._closed is None  # a dropped handle closes its engine again
             self._closed = InvalidSetting(
                 "the exchange was closed in the middle of a step, by detach() in "
                 "another thread; call it between two steps, on all ranks alike"
@@ -710,10 +728,10 @@ class Engine:
         self._on_span(Span(self.rank, lane, *done))
 
     def _task_failed(self, task: Task, error: BaseException) -> None:
-        """Fails for an error in a task; called in the thread of the first that raised.
+        """Ends the run for the first error in a task; called in the task's thread.
 
-        A channel's own thread hands this over to another thread, as failing takes
-        seconds and closes the channels.
+        This takes seconds and closes channels, so a channel's own thread has another
+        thread do it.
         """
         if is_foreign():
             failing = in_background(lambda: self._task_failed(task, error))
@@ -724,7 +742,7 @@ class Engine:
         if self._pulse is None:
             self._fail(error)
             return
-        # The steps found it, in values that all ranks had announced.
+        # The steps raised it themselves, for values that all ranks had announced.
         if isinstance(error, RankFailed):
             places = self._among_all(error.ranks)
             step = max(error.step, self._step)
@@ -747,9 +765,9 @@ class Engine:
     def unreachable(
         self, name: str, error: BaseException, step: int = IN_ATTACH
     ) -> BaseException:
-        """The error to raise if an operation outside of messages reaches no ranks.
+        """The error to raise if the operation ``name`` outside of messages has failed.
 
-        ``name`` is the operation.
+        This announces it to all ranks.
         """
         who = self.everyone
         alarm = blamed(self._pulse, name, step, who.world)
@@ -764,9 +782,9 @@ class Engine:
         return self.break_off(alarm, f"{name}: {first_line(error)}")
 
     def broken(self, name: str, error: BaseException, step: int) -> BaseException:
-        """The error to raise if a connection breaks, where all ranks may live.
+        """The error to raise if a connection breaks; this announces it to all ranks.
 
-        Then it names none.
+        It names no rank if all ranks live.
         """
         alarm = blamed(self._pulse, name, step, self.world)
         return self.break_off(alarm, f"{name}: {first_line(error)}", in_step=True)
@@ -778,15 +796,15 @@ class Engine:
             raise self.break_off(alarm, "it waited for them")
 
     def watch(self, ranks: Callable[[], Collection[int]]) -> None:
-        """Fails once the store or one of ``ranks()`` is silent for the time-out.
+        """Ends the run once the store or one of ``ranks()`` is silent for the time-out.
 
-        For waits that the time-out does not bound. If ``ranks()`` is empty, nobody is
-        waited for.
+        This is for waits that have no time-out themselves. ``ranks()`` are the ranks
+        that are waited for, maybe none.
         """
         pulse = self._pulse
         assert pulse is not None, "a rank alone waits for nobody"
         limit_s = self.timeout.total_seconds()
-        # it takes so long to find out why the store is silent
+        # Finding out why a store is silent takes ``PATIENCE_S``, so it begins earlier.
         early_s = max(limit_s - PATIENCE_S, PATIENCE_S)
 
         def is_silent(rank: int) -> bool:
@@ -806,7 +824,7 @@ class Engine:
         self._fail(failure_of(alarm, self.everyone, "announced by another rank"))
 
     def _lose_store(self) -> None:
-        # This rank ends. Ranks that ask later must not take it for the cause.
+        # Announced, as ranks that look later would blame this rank, which ends now.
         alarm = blamed(self._pulse, "", self._step, self.everyone.world)
         self.break_off(alarm, "its store is lost")
 
@@ -839,8 +857,8 @@ class Driver:
 
     ``lane`` is the number of its communication lane. ``side`` is the stream that
     computes the message, if a device does. ``compute`` does a task in the caller's
-    thread. If the message ``is_inline``, that is done with all computations before the
-    first verb for the network.
+    thread. If the message ``is_inline``, it does all computations before the first verb
+    for the network.
     """
 
     manager: TaskManager
@@ -856,6 +874,7 @@ class Driver:
     slots: SendScheduler | None = None
     """Carries sends and receives; None if they wait for the message's turn."""
     after: Sequence[Task] = ()
+    """The tasks that sends in slots wait for, in place of the turn."""
     number: int = 0
     """The message's number among all that take slots."""
     turn: Task = field(init=False)
@@ -886,10 +905,10 @@ class Driver:
         self._schedule(asked)
 
     def _computes_here(self, asked: Verb | tuple[Verb, ...]) -> bool:
-        """Whether this thread does what the steps ask for, without a lane.
+        """Whether this thread does all that the steps ask for, without a lane.
 
-        It does all computations before the first verb for the network, if the message
-        is to be ``is_inline``, and small ones.
+        It does small computations. If the message ``is_inline``, it does all of them
+        before the first verb for the network.
         """
         if isinstance(asked, tuple):
             return all(map(self._computes_here, asked))
@@ -898,7 +917,7 @@ class Driver:
         )
 
     def _computed(self, asked: Verb | tuple[Verb, ...]) -> Any:
-        """The results of computations, which this thread makes."""
+        """Does computations in this thread; returns their results."""
         lane = INLINE if self.is_inline else COMPUTE
         verbs = asked if isinstance(asked, tuple) else (asked,)
         tasks = [
@@ -939,7 +958,9 @@ class Driver:
     def _in_slots(
         self, network: Sequence[Communication], slots: SendScheduler
     ) -> tuple[list[Communication], list[Task]]:
-        """The verbs that wait for the message's turn, and the tasks of the others."""
+        """Parts verbs: those that wait for the message's turn, and tasks of sends that
+        take slots.
+        """
         group = self.routes.groups[Among.RANKS]
         left = []
         tasks = []
@@ -964,7 +985,11 @@ class Driver:
         wire: list[Task],
         in_slots: Sequence[Task] = (),
     ) -> None:
-        """Starts the tasks of verbs; once all are done, the steps are resumed."""
+        """Starts the tasks of verbs; once all are done, ``value()`` resumes the steps.
+
+        ``works`` wait for nothing, ``wire`` for the message's turn, and ``in_slots``
+        for ``after``.
+        """
         resume = self.short_task("resume", lambda: self.resume(value()))
         # The resuming task must wait before any of the others can be done.
         tasks = (*works, *wire, *in_slots)
@@ -985,11 +1010,11 @@ class Driver:
     ) -> Task:
         """The task of verbs for the network: all that a message sends begins here.
 
-        The lane's thread does the ``work`` and waits for it. Before it waits, it does
-        the small computations of ``meanwhile``, which wake no lane up. If the channel
-        itself reports a verb's end, the verb is only started, and no thread is woken
-        up. On a device, the device's own channel carries ``direct`` verbs out. All
-        other verbs pass through host memory.
+        Most verbs are carried out by the lane's thread, which starts them and waits for
+        their end. Before it waits, it does the small computations of ``meanwhile``. If
+        the channel itself reports a verb's end, no thread waits, and the verb is only
+        started. Of a message on a device, the device's own channel carries ``direct``
+        verbs out, and the others pass through host memory.
         """
         routes = self.routes
         index = self.index
@@ -1081,12 +1106,13 @@ class Driver:
 
 
 def _results(asked: Verb | tuple[Verb, ...], tasks: Sequence[Task]) -> Any:
-    """The results of verbs: of tasks for computations, and None for the network."""
+    """The results of verbs: those of computations, and None for the network."""
     if not isinstance(asked, tuple):
         return tasks[0].result if tasks else None
     left = iter(tasks)
-    # No tuple of a generator: a thread that walks through all objects while it fills,
-    # as attach does, would break it (CPython's "bad argument").
+    # A list first, and not tuple(generator): a thread that looks at all objects of the
+    # process, as attach does, may break a tuple that is being filled (CPython's "bad
+    # argument").
     results = [
         next(left).result if isinstance(verb, Compute) else None for verb in asked
     ]
@@ -1117,9 +1143,9 @@ def figures_of_all(
 def announced_meanwhile(
     engine: Engine, own: Sequence[float], among: Among = Among.RANKS
 ) -> Callable[[], list[list[float]]]:
-    """Has ranks announce their figures beside what follows.
+    """Has ranks announce their figures while the caller goes on.
 
-    The function returned waits until that is done, and returns all of them, in rank
+    Returns a function. It waits for the figures of all ranks, and returns them in rank
     order.
     """
     world = engine.world if among is Among.RANKS else engine.shards.world

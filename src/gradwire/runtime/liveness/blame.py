@@ -37,7 +37,8 @@ IN_ATTACH = -1
 def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
     """An alarm that names the ranks to blame for the failure of communication ``name``.
 
-    It names no rank if all are there. It takes seconds, as signs of life come slowly.
+    It names no rank if all of them live and are level. Making it takes seconds, as
+    signs of life come slowly.
     """
     if pulse is None:
         return _of_the_network(step)
@@ -57,19 +58,17 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
 
 
 def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
-    """An alarm about ranks or a store that show no sign of life for seconds.
+    """An alarm about ranks, or the store, without a sign of life for seconds.
 
-    None if all do.
-
-    A store that does not answer while all ranks answer probes has
-    ``STORE_PATIENCE_S``. If it was silent first, and all others have ended since, this
-    rank's own link is at fault.
+    None if all show signs. While all ranks answer probes, the store has
+    ``STORE_PATIENCE_S`` to answer. If the store was silent first, and all other ranks
+    have ended since, this rank's own link is at fault.
     """
     end_s = time.monotonic() + STORE_PATIENCE_S
     while True:
         asking = in_background(pulse.roll_call.ask)
         silent, store_lost = pulse.silent_ranks()
-        # a rank that cannot be probed tells nothing
+        # without an answer to probes, signs alone count
         has_answered = wait([asking], 2 * ASK_S).done and not asking.exception()
         reach, announced = asking.result() if has_answered else ({}, b"")
         if announced:  # another rank has found out before
@@ -84,8 +83,7 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
         is_slow = store_lost and not pulse.store_is_lost
         if not is_slow or (pulse.rank and reach.get(0) is not Reach.ANSWERS):
             break
-        # The store is slow, and no rank need be lost. A rank whose process has ended
-        # is.
+        # The store may only be slow. But a rank whose process has ended is lost.
         if ended := tuple(rank for rank, how in reach.items() if how is Reach.ENDED):
             silent = ended
             store_lost = False
@@ -113,19 +111,18 @@ def alarm_of(
     *,
     store_lost: bool,
 ) -> Alarm | None:
-    """The alarm of a rank to which ``silent`` ranks show no sign of life.
+    """The alarm of ``rank``, which reads no sign of life of ``silent`` ranks.
 
-    None if there are none.
-
-    ``reach`` has the others' answers to probes. ``store_lost`` says that the store does
-    not answer. Then ``silent`` is rank 0, which holds the store in most jobs.
+    None if there are none. ``reach`` has the other ranks' answers to probes.
+    ``store_lost`` says that the store does not answer. Then ``silent`` is rank 0, which
+    holds the store in most jobs.
     """
     cut = tuple(other for other, how in reach.items() if how is Reach.CUT)
     near = tuple(
         sorted((rank, *(r for r, how in reach.items() if how is Reach.ANSWERS)))
     )
     if cut and (store_lost or set(cut) & set(silent)):
-        # No connection comes about with some ranks, which all else is owed to.
+        # This rank cannot connect to some ranks, and that explains all the rest.
         if len(cut) == world - 1 > 1:
             text = (
                 f"rank {rank} of {world} is cut off: no connection reaches any other "
@@ -156,9 +153,10 @@ def alarm_of(
 
 
 def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
-    """The error that an alarm ends this rank's run with, and ``how`` it came to know.
+    """The error by which an alarm ends this rank's run.
 
-    Its ``ranks`` are numbers in the job, also where the alarm has numbers in the group.
+    ``how`` says how the rank came to know of it. The error's ``ranks`` are numbers in
+    the job, and the alarm's are numbers in the group.
     """
     what = "attach" if alarm.step == IN_ATTACH else f"step {alarm.step}"
     is_mistake = alarm.code == ExitCode.MISTAKE
@@ -177,9 +175,10 @@ def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
 
 
 def loopback_name() -> str:
-    """The remedy where a host's name means itself, as Debian's default does; else "".
+    """The remedy if this host's name means the loopback address; else "".
 
-    gloo listens at the address of that name unless an interface is named.
+    Debian sets up hosts like this. gloo listens at the address of the host's name,
+    unless an interface is named.
     """
     try:
         address = socket.gethostbyname(socket.gethostname())
@@ -201,9 +200,9 @@ def first_line(error: BaseException) -> str:
 
 
 def leave_by_cause() -> None:
-    """Has this process end so from now on.
+    """Has one of gradwire's errors end this process with the exit code of its cause.
 
-    A hook that is there already is called first.
+    ``sys.excepthook`` does it. A hook that is there already is called first.
     """
     if getattr(sys.excepthook, "__module__", None) == __name__:
         return

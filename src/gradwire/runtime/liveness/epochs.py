@@ -1,14 +1,14 @@
-"""Epochs: who is in, agreed in the store among the ranks that live.
+"""Epochs: which ranks train together; the living ranks agree on this in the store.
 
 An epoch is a membership: ranks that train together until one is lost or comes in. Each
-epoch has connections and a pulse of its own. All that its ranks agree on later, they
-agree on in one kind of meeting in its part of the store (`Membership.agree`):
+epoch has its own connections, pulse and part of the store. Its ranks have one kind of
+meeting for all agreements there (`Membership.agree`):
 
 * **Ranks are lost.** A rank finds out by itself, or hears an alarm (`pulse`). Each rank
   that goes on calls ``next_epoch`` with the lost ranks and a value of its own. The
   first that has heard from all others, or knows that the rest is gone, writes down who
-  takes part. All read that line, so there are never two groups that go on. A rank that
-  comes too late finds itself left out, and ends.
+  takes part. All read this, so there are never two groups that go on. A rank that comes
+  too late finds that it is left out, and ends.
 * **A newcomer asks.** It counts up a number in the store while it lives (`Lookout`).
 * **A newcomer is admitted.** All ranks and the newcomer meet in the next epoch, which
   has one rank more (`survive.rejoin`).
@@ -47,8 +47,8 @@ def next_epoch(
 
     Returns:
         The value that each rank of the next epoch has announced, by its number in this
-        one, ascending. This rank may not be among them. None is if the store does not
-        answer, as nobody can decide then.
+        epoch, ascending. This rank may not be among them. The dict is empty if the
+        store does not answer, as nobody can decide then.
     """
     living = {*range(who.world)}.difference(lost)
     due = _of_whole_hosts(dict.fromkeys(living), ranks_per_host)

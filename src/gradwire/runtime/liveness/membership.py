@@ -1,10 +1,10 @@
 """Membership: which ranks take part in one attach, before they are connected.
 
-Ranks meet in the job's rendezvous store. There a rank that refuses, or differs, can say
-so while nobody waits for it in a collective yet. Every meeting is one ``agree``: each
-rank writes a value, all read the same values, and a pure function of them is the
-verdict. One key, which is written once, says whose values count. So ranks that give up
-and ranks that come late agree as well.
+Ranks meet in the job's rendezvous store. There a rank can refuse, or be found to
+differ, before others wait for it in a collective. Every meeting is one call of
+``agree``: each rank writes a value, and all read the same values. A pure function of
+the values is the verdict. One key, which is written once, says which ranks' values
+count. So ranks that have stopped waiting and ranks that come late agree, too.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _LINGER_S = 2 * _LOOK_S
 Its process may hold the store.
 """
 MEETING = "meeting"
-"""The part of a membership's keys in the store by which ranks agree."""
+"""The prefix of the keys by which ranks agree, in a membership's part of the store."""
 
 Verdict = TypeVar("Verdict")
 Look = Callable[[Sequence[int], Mapping[int, Any]], object]
-"""A liveness check, of the ranks that are absent and the values of the others by rank.
+"""A function of the absent ranks, and of the other ranks' values by rank.
 
-It returns whether there is no rank left to wait for. An error in it ends the wait, too.
+It returns whether no absent rank will come. An error in it ends the wait, too.
 """
 
 EXTRA_S = 4.0
@@ -62,11 +62,11 @@ _AT_ONCE = timedelta(seconds=6)
 
 
 class Membership(NamedTuple):
-    """This rank among ``world`` ranks, and a ``name`` that all of them know and no
-    other attach has.
+    """This rank's place, ``rank``, among ``world`` ranks that meet under a ``name``.
 
-    A rank that is alone from the start needs no name. ``ranks`` are the ranks' numbers
-    in the job; empty stands for 0, 1, 2 and so on.
+    All of these ranks know the name, and no other attach has it. A rank that is alone
+    from the start needs no name. ``ranks`` are the ranks' numbers in the job; empty
+    stands for 0, 1, 2 and so on.
     """
 
     name: str
@@ -145,14 +145,14 @@ class Membership(NamedTuple):
         look: Look = lambda absent, found: False,
         is_partial: bool = False,
     ) -> Verdict:
-        """``decide`` of the values of all ranks, which is the same on all of them.
+        """Exchanges values; returns ``decide(values by rank)``, the same on all ranks.
 
-        ``own`` is this rank's value, which has a JSON form. It is None where the rank
-        has posted it, or is about to. Ranks wait for the ranks in ``due``
-        (None: all), for ``timeout`` at most. ``look`` is called now and then, and ends
-        the wait if no absent rank will come. Raises ``RankFailed`` with the ranks that
-        have not come. If the meeting ``is_partial``, ``decide`` is called without them
-        instead. An error that ``decide`` raises, all ranks raise.
+        ``own`` is this rank's value, which has a JSON form. With None another thread
+        posts the value. Ranks wait for the ranks in ``due`` (None: all), for
+        ``timeout`` at most. ``look`` is called now and then, and ends the wait if no
+        absent rank will come. Raises ``RankFailed`` with the ranks that have not come.
+        If the meeting ``is_partial``, ``decide`` is called without their values
+        instead. If ``decide`` raises, it does so on all ranks.
         """
         if self.world == 1:
             return decide({self.rank: own})
@@ -177,8 +177,8 @@ class Membership(NamedTuple):
         found: dict[int, Any] = {}
         is_over = False
 
-        # One thread waits for values in the store. This one calls ``look`` meanwhile,
-        # even if the store is silent.
+        # A background thread waits for values in the store (``hold``). This thread
+        # calls ``look`` meanwhile, even if the store is silent.
         def watch() -> None:
             nonlocal is_over
             absent = [rank for rank in due if rank not in found]
@@ -240,7 +240,7 @@ class Membership(NamedTuple):
         what: str = "attach",
         watch: Callable[[], object] = lambda: None,
     ) -> Verdict:
-        """The store's answer to a question, over a connection nobody else waits for.
+        """The result of ``question(store)``, with a connection of its own to the store.
 
         Meanwhile ``watch`` is called from time to time, whether the store answers or
         not. Only a store that could be connected to within ``timeout`` has more time.
@@ -274,9 +274,9 @@ _CAME = f"{MEETING}/came"
 
 
 def _values_of(ranks: Sequence[int], store: Any) -> dict[int, Any]:
-    """The values that count, by rank, where ``ranks`` have come as far as is known.
+    """The values that count, by rank; ``ranks`` have come, as far as this rank knows.
 
-    The rank that writes first decides for all, also for ranks that come later.
+    The first rank that writes its list of ranks decides for all, also for later ranks.
     """
     ranks = json.loads(store.compare_set(_CAME, "", json.dumps([*ranks])))
     texts = store.multi_get([*map(_note, ranks)]) if ranks else []
@@ -376,12 +376,13 @@ def join_ranks(
 
 
 def _rolled(who: Membership, timeout: timedelta) -> str:
-    """A word only these processes share, however often torchrun restarts the job.
+    """A word that only these processes share, however often torchrun restarts the job.
 
-    Its agent keeps the store, so notes and alarms of processes that have died are still
-    there. The count of restarts does not tell them apart, as each host's agent counts
-    its own. So each process draws a word, and notes all words that it sees. Only one
-    that lives has seen this one's; where all have seen the same, all live.
+    torchrun's agent keeps the store over restarts. So notes and alarms of dead
+    processes are still there. The count of restarts does not tell them apart, as each
+    host's agent counts its own restarts. So each process draws a random word, and
+    writes a digest of all words that it sees. Only a living process can have seen the
+    new word. If all digests are the same, all processes live.
     """
     token = token_hex(8)
 
@@ -408,7 +409,7 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
 
 
 def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:
-    """The ranks that have not seen the note of this one."""
+    """The ranks that have not written the digest that this rank has ``noted``."""
     return tuple(
         rank
         for rank, key in enumerate(seen)

@@ -6,10 +6,11 @@ a number in the job's rendezvous store, once in ``PERIOD_S``; a rank whose numbe
 still is gone. The first rank to find out leaves an alarm in the store, and the others,
 who may be waiting on a healthy connection, hear it within a period.
 
-Only the pulse's own thread talks to the store. A store whose host hangs never answers,
-so no other thread may wait for it: other threads use the values that were read last. If
-the store is silent, its host (rank 0) is lost, or the link to the host. A roll call
-finds out which (`roll_call`).
+Of a pulse, only its own thread talks to the store. A store whose host hangs never
+answers. So other threads use the values that were read last, or wait for new ones for
+some seconds at most. If the store is silent, its host (rank 0) is lost, or the link to
+the host. A roll call finds out which: it connects to the probe port that each rank
+listens at (`roll_call`).
 """
 
 import contextlib
@@ -41,15 +42,15 @@ STORE_PATIENCE_S = 30.0
 migrate and links stall.
 """
 ENDED_S = 1.5 * PERIOD_S
-"""The same seconds for a rank whose probe port refuses connections.
+"""``PATIENCE_S`` for a rank whose probe port refuses connections.
 
-A refused connection says by itself that the process has ended. A firewall may refuse
-one too, and the rank's number then tells that it lives.
+Most often its process has ended. But a firewall may refuse connections too, and then
+the rank's number still grows.
 """
 LINGER_S = 2 * PERIOD_S
 """Seconds that an error waits after its alarm, as its process may host the store."""
 _QUICK_S = 0.02
-"""Seconds between the first rounds, in which ranks find each other's probe ports."""
+"""Seconds between the thread's first rounds, which look for the others' probe ports."""
 _SLOWER = 1.02
 """The factor by which the time between these rounds grows."""
 _DETACHED = -1
@@ -70,10 +71,11 @@ class Place(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """A rank's sign of life: its count, its progress, and whether it awaits messages.
+    """A rank's sign of life.
 
-    ``still_s`` are the seconds for which its count has stood still, as `Stillness`
-    counts them.
+    ``beat`` is the number that it counts up, and ``place`` its progress. It ``waits``
+    if its messages wait for the network. ``still_s`` are the seconds for which the
+    number has stood still, as `Stillness` counts them.
     """
 
     beat: int
@@ -93,11 +95,10 @@ def _sign(value: str | bytes) -> Sign:
 
 
 class Stillness:
-    """Tells for how long a number has stood still, as far as this process has read it.
+    """Measures for how long a number has stood still, by this process's readings of it.
 
-    A slow store is not a dead rank: while the store does not answer, nobody's number
-    can be seen to change. So the time between two readings counts for ``PERIOD_S`` at
-    most.
+    A slow store is no sign of a dead rank: while the store does not answer, no number
+    is seen to change. So the time between two readings counts as ``PERIOD_S`` at most.
     """
 
     def __init__(self) -> None:
@@ -151,12 +152,17 @@ class Pulse:
         self.peers: Sequence[int] = range(world)
         """The ranks whose progress compares with this one's."""
         self.detaches = False
-        """Whether the rank is about to leave by itself, which its last sign says."""
+        """Whether the rank is about to leave by itself; its last sign says so."""
         self.lingers = True
-        """Whether an alarm may end this process, which may host the store."""
+        """Whether an alarm may end this process, which may host the store.
+
+        Then it leaves the others time to read the alarm.
+        """
         self.store_is_lost = False
         self.is_cut_off = False
-        """Whether the network parts this rank from the store, whose ranks decide then.
+        """Whether the network parts this rank from the store.
+
+        Ranks on the store's side then decide who goes on.
         """
         self._name = name
         self._store: Any = None
@@ -174,10 +180,13 @@ class Pulse:
         self._first: Alarm | None = None
         """The alarm that counts, once this rank knows it."""
         self._is_announced = False
+        """Whether ``on_alarm`` was called."""
         self._answered_s = time.monotonic()
+        """When the store answered last."""
         self._broke_s = math.inf
+        """When the connection to the store broke."""
         self._old: list[str] = []
-        """Parts of the store that are to be swept."""
+        """Prefixes of keys in the store that are to be deleted."""
         self._news = threading.Condition()
         """Held while signs are read or written; notified when they were read."""
         self._num_watching = 0
@@ -207,9 +216,10 @@ class Pulse:
     # Alarms.
 
     def raise_alarm(self, alarm: Alarm, *, lingers: bool = True) -> Alarm:
-        """Announces it to all ranks; if it ``lingers``, it leaves them time to hear it.
+        """Announces an alarm to all ranks.
 
-        Returns the alarm that counts: the first one, as it caused the later ones.
+        If this process ``lingers``, the call returns once they have had time to hear
+        it. Returns the alarm that counts: the first one, as it caused the later ones.
         """
         self._outgoing = alarm
         self._wake.set()
@@ -226,7 +236,7 @@ class Pulse:
         return "" if alarm is None else alarm.encoded()
 
     def _heard(self, line: bytes) -> None:
-        """Takes an alarm that another rank announces past the store."""
+        """Takes an alarm that another rank sends to the probe port."""
         if self._first is None:
             self._first = Alarm.decoded(line, self.place.step)
             self._is_announced = True
@@ -236,12 +246,15 @@ class Pulse:
 
     @property
     def mute_s(self) -> float:
-        """Seconds without the store's answer, at most until its connection broke."""
+        """Seconds since the store's last answer, counted until its connection broke."""
         return min(time.monotonic(), self._broke_s) - self._answered_s
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[bool]:
-        """A block in which signs are read; gets whether they have just been read."""
+        """A block in which the thread reads signs again and again.
+
+        The block gets whether they have just been read.
+        """
         with self._news:
             self._num_watching += 1
             self._wake.set()
@@ -249,7 +262,7 @@ class Pulse:
             self._num_watching -= 1
 
     def _is_read_anew(self) -> bool:
-        """Whether signs are read within ``PATIENCE_S``; call it with ``_news``."""
+        """Whether signs are read within ``PATIENCE_S``; the caller holds ``_news``."""
         reads = self._num_reads
         self._news.wait_for(
             lambda: (
@@ -262,8 +275,8 @@ class Pulse:
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
         """Ranks that are gone, and whether the store is silent.
 
-        If the store is silent, rank 0 is named, which hosts it. The last sign of a rank
-        may arrive after its end. So a rank lives if its number moves twice.
+        If the store is silent, these are rank 0, which hosts it. The last sign of a
+        rank may be read only after its end. So a rank lives if its number grows twice.
         """
         still = {*range(self._world)} - {self.rank}
         with self._watching() as is_read:
@@ -298,11 +311,11 @@ class Pulse:
         return {rank for rank, sign in signs if sign.beat == _DETACHED}
 
     def last_ranks(self) -> tuple[int, ...]:
-        """The peers furthest back when signs were last read, except ranks that waited
-        for the network; none if all are level.
+        """The peers with the least progress when signs were last read.
 
-        All other ranks have launched the messages that the ranks furthest back need, so
-        the other ranks were not late.
+        Ranks that waited for the network then are left out. If all ranks have the same
+        progress, there are none. All other ranks have launched the messages that these
+        ranks need, so the others were not late.
         """
         signs = self._signs
         places = {r: signs[r].place._replace(local_step=0) for r in self.peers}
@@ -315,7 +328,7 @@ class Pulse:
         )
 
     def local_steps(self) -> str:
-        """Every rank's local steps when signs were last read; empty if all agree.
+        """A text of every rank's local steps when last read; empty if all agree.
 
         A rank whose data have ended makes fewer steps, and the other ranks wait for it.
         """
@@ -328,7 +341,7 @@ class Pulse:
     # The thread.
 
     def sweep(self, part: str) -> None:
-        """Takes the keys under ``part``, which all have read, out of the store soon."""
+        """Has the keys under ``part``, which all have read, deleted from the store."""
         self._old.append(part)
         self._wake.set()
 
@@ -375,14 +388,14 @@ class Pulse:
                 self._news.notify_all()
         if self._outgoing is None and not self._is_announced:
             if self._first is not None:
-                # Called only now: its process may host the store, and may end. By then
-                # all ranks have read the alarm.
+                # This process may host the store, and may end in ``on_alarm``. So all
+                # ranks get time to read the alarm before.
                 if self.lingers:
                     self._stop.wait(LINGER_S)
                 self._is_announced = True
                 self._on_alarm(self._first)
-            # A finished job ends rank by rank. Only a rank that still waits afterwards
-            # has lost the store.
+            # A finished job ends rank by rank, and the store with one of them. So the
+            # store counts as lost only if this rank still runs some seconds later.
             elif self.store_is_lost and not self._stop.wait(PATIENCE_S):
                 self._on_lost()
         return not self.store_is_lost

@@ -91,67 +91,70 @@ def local_steps(  # noqa: PLR0913
     ranks exchange pseudo-gradients. A pseudo-gradient is the anchor (the parameter
     after the last exchange) minus the parameter. The outer optimizer steps anchors by
     the mean, and training goes on from the new anchors. All ranks pass the same
-    arguments and make the same number of steps. If all ranks later load weights by
-    ``load_state_dict`` of the model, anchors restart at these weights.
+    arguments. Without ``quorum`` they also make the same number of steps. If all ranks
+    later load weights by ``load_state_dict`` of the model, anchors restart at these
+    weights.
 
     Args:
-        model: A module, or a DDP model, which then exchanges nothing itself. A DDP
-            model whose group is one host of ``mesh`` goes on averaging there.
+        model: A module, or a DDP model, whose all-reduce is then switched off. Only a
+            DDP model whose group is one host of ``mesh`` goes on averaging there.
         optimizer: The optimizer that the loop steps. If the loop makes a new one of the
             same parameters, its steps count from its second step on.
-        exchange: A compressor, an exchange, or a name.
-        every: Local steps between two exchanges.
-        outer: A function that makes the outer optimizer of anchors. None (the default)
-            is DiLoCo's,
+        exchange: A compressor, an exchange, or the name of a compressor.
+        every: The number of local steps between two exchanges.
+        outer: A function that makes the outer optimizer of a list of anchors. None (the
+            default) is DiLoCo's,
             ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``.
-            With ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD),
-            which is the default with a quorum. Short periods want
-            ``lr=1.0, momentum=0.4``.
-        outer_dtype: ``torch.bfloat16`` or ``torch.float16``: anchors and the outer
-            optimizer's state are kept in it, for parameters of 32 bits. A
-            pseudo-gradient is then off by up to ``torch.finfo(outer_dtype).eps / 2`` of
-            the parameter. None (the default): float32.
-        outer_device: "cpu": anchors, the outer optimizer and what is sent lie in the
-            host's memory, which computes them. None (the default): on the model's
-            device.
-        fragments: The number of parts of the model, which are exchanged in turn: one
-            every ``every`` / ``fragments`` steps. Default: 1.
+            With a quorum the default is ``functools.partial(torch.optim.SGD, lr=1.0)``:
+            anchors become the mean of the ranks' parameters (LocalSGD). If ``every`` is
+            small, ``lr=1.0, momentum=0.4`` suits it.
+        outer_dtype: ``torch.bfloat16`` or ``torch.float16``, for parameters of 32 bits:
+            the dtype of anchors and of the outer optimizer's state. A pseudo-gradient
+            is then off by up to ``torch.finfo(outer_dtype).eps / 2`` of the parameter.
+            None (the default): float32.
+        outer_device: "cpu": anchors, the outer optimizer and the buffers of messages
+            lie in host memory, and the host computes them. None (the default): they lie
+            on the model's device.
+        fragments: The number of parts of the model. The parts are exchanged in turn,
+            one after every ``every`` / ``fragments`` steps. Default: 1.
         delay: Local steps from the launch of a fragment until its mean takes effect. It
             is less than the steps between two launches. Default: 0.
-        mixing: The share of the local parameter that stays when its mean takes effect.
-            The default is 0.5 with a delay, and 0 without.
-        quorum: The ranks whose pseudo-gradients a mean waits for. Ranks then train on
-            without each other, each at its own speed. A slow rank's part counts in the
-            next mean. None (the default): lock step, in which the slowest rank sets the
-            pace.
+        mixing: The weight of the local parameter when its mean takes effect, from 0 to
+            below 1. The mean has the rest. Default: 0.5 with a delay, 0 without.
+        quorum: The number of ranks whose pseudo-gradients a mean waits for. Each rank
+            then trains on at its own speed, and waits for no other rank. If a rank is
+            late for a mean, its pseudo-gradient counts in the next mean. None (the
+            default): lock step, in which the slowest rank sets the pace.
         grace: Seconds that a mean waits for further ranks once it has its quorum.
-            "adaptive" (the default): up to a second, from what was measured.
+            "adaptive" (the default): up to a second, by the measured times of steps.
         weights: A rank's weight in a mean: "equal" (the default), "tokens", or
             "tokens_per_step", which is tokens^2 / steps. The last two need
             ``count_tokens`` of the handle.
-        merge: "mean" (the default), or "rda": a mean of lengths and of directions, for
-            each tensor.
-        tape: A function of a JSON line, which is called for each mean that takes effect
-            on this rank. Default: none.
-        group: As for ``attach``. For a model that FSDP2 or tensor parallelism cuts
-            within a site, it is the dimension of sites. Default: all ranks.
-        mesh: As for ``attach``. Default: flat.
-        options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
-            ``trace_steps``. Default: ``gw.Options()``.
-        failure: Only ``timeout``, ``checksums`` and ``store``; with a quorum also
-            ``on_failure`` and ``rejoin``: under "shrink" the others train on without a
-            lost rank, and a new process may join. Default: ``gw.FailurePolicy()``.
+        merge: How a quorum's pseudo-gradients are averaged. "mean" (the default), or
+            "rda": lengths and directions are averaged separately, for each tensor.
+        tape: A function that gets a line of JSON for each mean that takes effect on
+            this rank. Default: none.
+        group: As for ``attach``. If FSDP2 or tensor parallelism cuts the model within a
+            site, this is the mesh dimension of sites. Default: all ranks.
+        mesh: As for ``attach``. Default: each rank exchanges by itself.
+        options: Only ``trace_steps``; without a quorum also ``bucket_cap_mb``,
+            ``num_channels`` and ``compress_if``. Default: ``gw.Options()``.
+        failure: Only ``timeout`` and ``store``; without a quorum also ``checksums``,
+            and with a quorum also ``on_failure`` and ``rejoin``. Under "shrink" the
+            others then train on without a lost rank, and a new process may join.
+            Default: ``gw.FailurePolicy()``.
 
     Returns:
-        The handle. Call its ``end_period()`` on all ranks at the end of training.
-        Evaluate its ``anchors()``, or the model as it is, which has this rank's own
+        The handle. Call its ``end_period()`` on all ranks at the end of training. To
+        evaluate, use its ``anchors()``, or the model, which has this rank's own
         parameters.
 
     Raises:
         InvalidSetting: A value is not accepted.
         RanksDiffer: Ranks passed different models or settings.
-        RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the
-            time-out. Under "shrink": if this rank cannot go on with the others.
+        RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or takes longer
+            than the time-out. Under "shrink" it is raised only if this rank cannot go
+            on with the others.
         LoopMistake: Raised by ``optimizer.step()`` on all ranks if only some ranks have
             loaded weights or called ``end_period()``, if they have loaded different
             weights, or if the ranks of an island have made different steps.

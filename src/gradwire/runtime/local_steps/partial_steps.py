@@ -1,11 +1,13 @@
 """PartialSteps: local steps whose rounds close without the slowest ranks.
 
-The training thread counts steps, takes merges in and encodes pushes, all between two
-local steps. It never waits for the network. A thread of its own carries messages and
-merges the pushes to this rank's fragments (``round_service.py``).
+A push is a rank's pseudo-gradient of a fragment, and a merge is the mean of some pushes
+(`rounds`). The training thread counts steps, applies merges and encodes pushes, all
+between two local steps. It never waits for the network, except in joint calls. Another
+thread carries messages and merges the pushes to this rank's fragments
+(``round_service.py``).
 
 A fragment's anchors lie in one row of memory, and the outer optimizer's parameters are
-views of it. Each rank steps its own copy of them, by the same payloads.
+views of it. Each rank steps its own copy of the anchors, by the same payloads.
 """
 
 import logging
@@ -69,7 +71,7 @@ class Fragment:
             anchor.data = part.view(anchor.shape)
 
     def parts(self, row_N: Tensor) -> tuple[Tensor, ...]:
-        """The part of a row that is of each parameter."""
+        """The parts of a row, one for each parameter."""
         return torch.split(row_N, self.numels)
 
     def by_name(self, row_N: Tensor) -> dict[str, Tensor]:
@@ -101,9 +103,9 @@ class Fragment:
         self._outer.step(self.by_name(mean_N))
 
     def packed(self, part: slice, *, is_for_newcomer: bool) -> Tensor:
-        """The bytes of some anchors, and of the outer optimizer's state of them.
+        """The bytes of some anchors, and of the outer optimizer's state for them.
 
-        A newcomer gets the inner optimizer's state of their parameters, too.
+        A newcomer also gets the inner optimizer's state for their parameters.
         """
         outer = self._outer.optimizer.state
         inner = self._inner.state if is_for_newcomer else {}
@@ -114,7 +116,7 @@ class Fragment:
         return packed(copied(kept))
 
     def take_over(self, part: slice, payload_B: Tensor) -> None:
-        """Puts what another rank has ``packed`` in this one's place."""
+        """Replaces some anchors and states by those that another rank ``packed``."""
         pairs = self._pairs(part)
         kept = unpacked(payload_B)
         for (anchor, (_, param)), fields in zip(pairs, kept, strict=True):
@@ -206,8 +208,8 @@ class PartialSteps(LocalSteps):
         """Tokens of the local step under way."""
         self._counted_bytes = 0
         self._came: dict[int, tuple[dict[str, Any], float, int]] = {}
-        """Newcomers whose work is in no merge yet: what ``stats()`` says of them, when
-        they were noticed, and what of theirs was merged by then.
+        """By rank, newcomers whose work is in no merge yet: their entry in ``stats()``,
+        the time at which they were noticed, and the number of their pushes in merges.
         """
         self._service = RoundService(self._engine, self._rounds, survival, run)
         undo.callback(self._service.close)
@@ -243,7 +245,7 @@ class PartialSteps(LocalSteps):
         self._service.wait_for(
             lambda: not self._rounds.is_new, self._settle, needed=set
         )
-        # what was taken over is no load
+        # the state that was taken over does not count as weights that the loop loads
         self._loads.note()
         self._note_newcomer(self._number, run.since_s)
 
@@ -392,7 +394,10 @@ class PartialSteps(LocalSteps):
         self._service.ask(self._at_border(self._rounds.settle))
 
     def _meet(self, call: str, *, is_last: bool = False) -> list[Note]:
-        """Waits until all ranks have made this call, and no message is on its way."""
+        """Waits until all ranks have made this call, and no message is on its way.
+
+        Before the call that ``is_last`` in a period, this rank pushes all its work.
+        """
         self._take_loads()
         if is_last:
             self._service.ask(self._at_border(self._rounds.push_early))
@@ -469,9 +474,10 @@ class PartialSteps(LocalSteps):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank, once all ranks have called it: save one file a rank.
+        """The state of this rank, once all ranks have called this.
 
-        It has what the state in lock step has, and the pushes that are in no merge yet.
+        Save one file for each rank. The state is that of lock step, and the pushes that
+        are in no merge yet.
         """
         self._between_steps("state_dict()")
         self._meet("state_dict()")
@@ -487,7 +493,8 @@ class PartialSteps(LocalSteps):
     ) -> None:
         """Continues from a saved state of as many ranks; all ranks must call it."""
         self._between_steps("load_state_dict()")
-        # Weights may be loaded before; what this state restores is no load.
+        # The note names no loads: the loop may load weights just before, which this
+        # state replaces.
         note = Note("load_state_dict()", self._local_step, True, *NO_LOADS)
         self._service.meet(note, self._settle)
         try:

@@ -1,19 +1,22 @@
 """RoundService: a thread that carries a rank's partial rounds beside its training.
 
-The thread owns the rounds of this rank's fragments. It shares the inbox of merges with
-the training thread, and nothing else. In a joint call, such as a checkpoint, ranks come
-to a point where no message is on its way. Each rank announces that it has come, and
-pushes no more. Once a rank has heard all, it answers no more and says so. Once it has
-heard that from all, all that was sent has arrived. Later messages wait until the rank
+The thread collects the pushes (pseudo-gradients) to this rank's fragments, and sends
+their mean, the merge, to all ranks. It shares the inbox of merges with the training
+thread, and nothing else.
+
+In a joint call, such as a checkpoint, ranks come to a point where no message is on its
+way. Each rank announces the call by a `Note`, and pushes no more. Once it has heard the
+notes of all ranks, it sends no more merges, and announces that (`Drained`). Once it has
+heard this from all ranks, all messages have arrived. Later messages wait until the rank
 goes on.
 
 If ranks may be lost, this thread goes on without them (``going_on``), and training goes
-on meanwhile. Messages of the connections before are dropped.
+on meanwhile. Messages on the old connections are dropped.
 
 Rank 0 sees a newcomer in the store, and invites all ranks to meet it (`rejoin`). They
-connect beside their rounds. Then this thread stands still until all have announced
-their place in the rounds, by which the next epoch begins. A rank that is cut off trains
-on alone, and comes back in the same way.
+connect beside their rounds. Then this thread stands still until all ranks have
+announced their place: the merges that they have. By these places the next epoch begins.
+A rank that is cut off trains on alone, and comes back in the same way.
 """
 
 import json
@@ -71,8 +74,8 @@ class Survival(NamedTuple):
     Args:
         connect: Makes the engine of the ranks that go on.
         on_epoch: Called with these ranks, in the thread of the rounds.
-        fingerprint: What a newcomer must share.
-        shared: Returns what a newcomer takes over beside the rounds.
+        fingerprint: The fingerprint that a newcomer must have, too.
+        shared: Returns the values that a newcomer takes over beside the rounds.
         first_label: The number in the job of the first newcomer.
     """
 
@@ -85,11 +88,12 @@ class Survival(NamedTuple):
 
 @dataclass(eq=False)
 class Admission:
-    """The way in of a newcomer, as this rank sees it."""
+    """The way of a newcomer into the run, as this rank sees it."""
 
     own: Future[dict[str, Any]] = field(default_factory=Future)
-    """This rank's place, once it stands still."""
+    """This rank's place in the rounds, once its thread stands still."""
     meeting: Future[Admitted | str] | None = None
+    """The answer of ``come_together``, which connects all ranks in the background."""
     channel: Channel | None = None
     since_s: float = field(default_factory=time.monotonic)
 
@@ -126,6 +130,7 @@ class RoundService:
         self._num_calls = 0
         """Joint calls that are over."""
         self._put_off: list[_Event] = []
+        """Losses of ranks that are handled after the joint call under way."""
         self._engine = engine
         self._queue: SimpleQueue[_Event | None] = SimpleQueue()
         self._news = threading.Event()
@@ -147,9 +152,9 @@ class RoundService:
         self._admission: Admission | None = None
         """The newcomer that is on its way in."""
         self._parted_by: BaseException | None = None
-        """The error by which this rank is alone, until it comes back."""
+        """The error that has cut this rank off; None while it is among the others."""
         self._gives_up_s = inf
-        """When it ends, as nobody has taken it back."""
+        """When a rank that is cut off ends, if the others have not taken it back."""
         self._invited: set[int] = set()
         """The newcomers that this rank has invited all ranks to meet."""
         self._mail: Mail | None = None
@@ -187,7 +192,7 @@ class RoundService:
             self._lookout = Lookout(survival.fingerprint, self._see)
 
     def _awaited(self) -> list[int]:
-        """The other ranks that have not detached; no message tells of their silence."""
+        """The other ranks that have not detached, whose signs of life are watched."""
         gone = {*self._left, self.rounds.rank}
         return [rank for rank, n in enumerate(self._labels) if n not in gone]
 
@@ -228,10 +233,11 @@ class RoundService:
                 raise error
 
     def meet(self, note: Note, settle: Callable[[], None]) -> list[Note]:
-        """Waits until all ranks have come to a joint call, and all has arrived.
+        """Waits until all ranks have come to a joint call, and all messages are here.
 
-        ``settle`` takes merges in. Returns all ranks' notes, in rank order. No rank
-        sends until ``go_on``. Raises on all ranks alike if they make different calls.
+        ``settle`` applies merges. Returns all ranks' notes, in rank order; no notes if
+        the others made the call while this rank was away. No rank sends until
+        ``go_on``. Raises on all ranks alike if they make different calls.
         """
         self._queue.put(partial(self._announce, note))
         self.wait_for(lambda: bool(self._met), settle)
@@ -245,10 +251,10 @@ class RoundService:
         settle: Callable[[], None],
         needed: Callable[[], set[int]] | None = None,
     ) -> None:
-        """Takes merges in until a condition holds.
+        """Applies merges by ``settle`` until ``is_there`` returns True.
 
-        Raises if one of the ``needed`` ranks leaves; None: all are needed, to come to a
-        joint call. If they do not come for long, that is warned of once.
+        Raises if one of the ``needed`` ranks leaves. None: this waits for all ranks to
+        come to a joint call. If some do not come for long, one warning is given.
         """
         warns_at_s = time.monotonic() + _WARN_S
         while True:
@@ -258,7 +264,7 @@ class RoundService:
             settle()
             if is_over:
                 return
-            # where it holds only now, merges may have come since settle
+            # If it holds only now, merges may have come since: the loop settles again.
             if not is_there():
                 self._check(left if needed is None else left & needed())
                 if needed is None and time.monotonic() >= warns_at_s:
@@ -378,7 +384,10 @@ class RoundService:
         self._hear(self.rounds.rank, note)
 
     def _meet(self) -> None:
-        """Ends the wait of a joint call, if all has arrived; no epoch begins then."""
+        """Ends the wait of a joint call, if all messages have arrived.
+
+        It does not end while an epoch begins, or this rank is cut off.
+        """
         is_whole = self._parted_by is None and not self.rounds.awaited
         is_waiting = self._num_met == self._num_calls and is_whole
         if is_waiting and len(self._drained) == self._engine.world:
@@ -398,9 +407,10 @@ class RoundService:
         self._news.set()
 
     def _send_merge(self, merge: Merge) -> None:
-        """Sends a merge, and holds the next one until all have it.
+        """Sends a merge; the fragment's next round closes once all ranks have it.
 
-        A rank that catches up holds nobody up: its merges wait behind the anchor.
+        Ranks that still get a part of the anchor are not waited for: their merges are
+        sent after that part.
         """
         fragment = merge.fragment
         others = {*self._labels} - {self.rounds.rank}
@@ -433,7 +443,7 @@ class RoundService:
             self._release(engine, snapshot.fragment)
 
     def _release(self, engine: Engine, fragment: int) -> None:
-        """Lets a round close, as what goes before is on its way."""
+        """Lets a fragment's next round close."""
         if engine is self._engine:
             self.rounds.owners[fragment].is_sending = False
             if not self._is_drained:
@@ -504,7 +514,8 @@ class RoundService:
         self.rounds.begin_epoch({one["rank"]: one["row"] for one in run.values})
         self._survival.on_epoch(run)
         if max(one["met"] for one in run.values) > self._num_met:
-            # Others have met: they have heard this rank, which has all notes then.
+            # Another rank knows that no message is on its way. So all ranks had sent
+            # their notes and answers, and this rank ends its wait, too.
             self._drained.update(self._labels)
             self._meet()
         else:
@@ -516,7 +527,7 @@ class RoundService:
         self._queue.put(partial(self._invite, number, label))
 
     def _invite(self, number: int, label: str) -> None:
-        """Has all ranks meet a newcomer, one at a time, and none in a joint call."""
+        """Has all ranks meet a newcomer: one at a time, and not in a joint call."""
         assert self._survival is not None
         invitation = Invitation(number, self._survival.first_label + number - 1)
         if label:
@@ -580,7 +591,7 @@ class RoundService:
         meeting.add_done_callback(lambda _: self._queue.put(end))
 
     def _stand_still(self, admission: Admission) -> None:
-        """Announces this rank's place, and does nothing until all ranks have."""
+        """Announces this rank's place, and waits until all ranks have done so."""
         is_busy = self._parted_by is None and self._is_in_joint_call
         if admission is not self._admission or is_busy:
             busy = RankFailed("the ranks make a joint call, or have lost a rank")
@@ -630,7 +641,8 @@ class RoundService:
         for event in put_off:
             self._queue.put(event)
         if not self._is_drained:
-            # a call of the others meanwhile, who may have come to the next one
+            # This rank was away when the others made the call. Notes that are here may
+            # be of their next call, so they are kept.
             return
         for owner in self.rounds.owners.values():
             owner.come_back()

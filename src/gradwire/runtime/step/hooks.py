@@ -38,36 +38,39 @@ class DefersGradients(Protocol):
     """
 
     num_overlapped: int
-    """The steps whose means the next forward pass waited for."""
+    """The steps whose means could arrive during the next forward pass."""
     fallbacks: Counter[str]
-    """The reasons why other steps waited at the end of backward, and how often."""
+    """The other steps, which were waited for earlier, counted by the reason."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward pass is under way."""
+        """Whether gradients are pending: their exchange is not waited for yet."""
 
     def take(self, name: str) -> None:
-        """Settles the last backward pass, as a gradient of the next one is there."""
+        """Waits for the pending step, as the gradient ``name`` of the next one came."""
 
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
         """Makes gradients, by name, pending at the end of a backward pass."""
 
     def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
-        """Waits for all means and makes the pending step; ``reason`` is for the log."""
+        """Waits for all means, and makes the optimizer's pending step.
+
+        ``reason`` says in the log why this cannot happen later.
+        """
 
     def detach(self) -> None:
         """Ends the overlap."""
 
 
 def on_gradient(param: Any, method: Any, *before: Any) -> Any:
-    """Calls a bound ``method`` once autograd has accumulated a gradient.
+    """Has a bound ``method`` called whenever autograd has accumulated a gradient.
 
     Returns the hook. The method is called with ``before`` and the parameter. The
     garbage collector does not see the references of a parameter's hooks. So the hook
-    refers weakly to the method's object, which leads to the model. Otherwise a dropped
+    refers weakly to the method's object, which refers to the model. Otherwise a dropped
     model would never be freed.
     """
-    # a WeakMethod, which is Python, would take a tenth of what the hook does
+    # A WeakMethod is written in Python, and would take a tenth of the hook's time.
     this = weakref.ref(method.__self__)
     function = method.__func__
 
@@ -86,8 +89,8 @@ class UnattachedParameters:
     """Watches one model for strangers: parameters that came after attach, and that no
     message exchanges.
 
-    ``params`` are the parameters that are exchanged. ``give_up(text)`` fails on behalf
-    of this rank, announces it to the others, and returns the error.
+    ``params`` are the parameters that are exchanged. ``give_up(text)`` announces an
+    error of this rank's loop to the others, and returns it.
 
     ``load_state_dict(assign=True)``, a new head, ``parametrize`` and ``fully_shard``
     replace parameters by strangers, which every rank would train by itself. Once in
@@ -95,11 +98,11 @@ class UnattachedParameters:
     attach. It takes about 25 us for 400 parameters.
 
     A stranger is not an error before it gets a gradient: ``torch.func.functional_call``
-    replaces parameters for one forward pass. So strangers that are found in the forward
-    pass or after ``load_state_dict`` get a hook of their own. It serves a backward pass
-    in which no exchanged parameter gets a gradient. One case is not seen: all
-    parameters of a model whose root is never called are replaced at once, and not by
-    ``load_state_dict``.
+    replaces parameters for one forward pass. A backward pass that brings the gradient
+    of an exchanged parameter looks for strangers itself. For other backward passes,
+    each stranger that is found before a forward pass or after ``load_state_dict`` gets
+    a hook of its own. One case is not seen: the root module is never called, and all
+    parameters are replaced at once, not by ``load_state_dict``.
 
     ``fully_shard`` itself puts whole parameters in the place of sharded ones while they
     are needed. These are no strangers: a stranger among sharded parameters is sharded
@@ -136,8 +139,8 @@ class UnattachedParameters:
         self._has_looked = False
         self._note()
         self._hooks = [
-            # Before FSDP's hook, which gathers parameters: a look takes less where they
-            # are known.
+            # Before FSDP's hook, which puts whole parameters there: a look at the known
+            # parameters takes less time.
             Hooked(model.register_forward_pre_hook, self._look, prepend=True),
             Hooked(
                 self._model.register_load_state_dict_post_hook, lambda *_: self._arm()
@@ -157,7 +160,11 @@ class UnattachedParameters:
         self._has_looked = False
 
     def _look(self, module: nn.Module, args: Any) -> None:
-        """Looks before a forward pass, also inside another DDP that exchanges."""
+        """Looks for strangers before a forward pass.
+
+        It also refuses a forward pass within another DDP model that averages the same
+        parameters.
+        """
         if module is self._ddp and torch.is_grad_enabled():
             active = DistributedDataParallel._active_ddp_module
             if active is not None and active is not self._ddp:
@@ -167,10 +174,11 @@ class UnattachedParameters:
             self._arm()
 
     def _members(self) -> Iterator[object]:
-        """The parameters and modules that the modules at the last note hold now."""
+        """The present parameters and submodules of the modules at the last note."""
         return chain(chain.from_iterable(self._held), (_END,))
 
     def _note(self) -> None:
+        """Notes the model's modules, with the parameters that are in them now."""
         held = [h for m in self._model.modules() for h in (m._parameters, m._modules)]
         self._held = [one.values() for one in held]  # views, which show later changes
         self._noted = list(self._members())
@@ -189,7 +197,8 @@ class UnattachedParameters:
             if not self._is_gathered(name, p)
         ]
         if not found and all(isinstance(p, nn.Parameter) for _, p in params):
-            self._note()  # and never what functional_call has put there, with its graph
+            # functional_call's tensors are not noted: they would keep their graph
+            self._note()
         return found
 
     def _is_gathered(self, name: str, param: Any) -> bool:
@@ -206,6 +215,7 @@ class UnattachedParameters:
                 self._armed.append((weakref.ref(param), on_gradient(param, self._trip)))
 
     def _trip(self, param: Tensor) -> None:
+        """Raises if a parameter that has got a gradient is still a stranger."""
         found = self._found()
         if any(one is param for _, one in found):
             raise self._error(found)
@@ -233,7 +243,10 @@ class UnattachedParameters:
 
 
 class Shrinks(Protocol):
-    """The way to go on without lost ranks, asked before each step; see `shrink`."""
+    """Has training go on without lost ranks; see `shrink`.
+
+    ``before_step`` is called before each step, and ``failed`` with the loss of a rank.
+    """
 
     def before_step(self) -> None: ...
 
@@ -243,7 +256,7 @@ class Shrinks(Protocol):
 class ModuleHooks:
     """Hands one plain module's gradients to the synchroniser, and ends its passes.
 
-    A backward pass ends by a wait for its means, or is left to ``overlap``. Then
+    At its end a backward pass waits for its means, or leaves that to ``overlap``. Then
     ``on_end`` is called, still inside backward(). While ``is_paused``, or while the
     model's ``require_backward_grad_sync`` is False, gradients accumulate on this rank
     and are not exchanged.
@@ -269,15 +282,16 @@ class ModuleHooks:
         """The way to go on without lost ranks; None where their loss ends the run."""
         self.is_paused = False
         self.switch: Mapping[str, object] = {}
-        """The model's attributes, of which loops written for DDP set one."""
+        """The model's attributes; loops for DDP set ``require_backward_grad_sync``."""
         self.ends_behind_others = False
         """Whether callbacks at a backward pass's end bring gradients, as FSDP's do."""
         self._is_attached = True
         self._versions: dict[str, int] = {}
+        """The parameters' versions as the step began, which show writes to them."""
         self._plain_dtypes = {
             name: param.dtype for name, param in params if not param.is_complex()
         }
-        """The dtypes of gradients that messages can read as they come."""
+        """The dtypes of gradients that messages can read without a conversion."""
         self._hooks = {
             name: on_gradient(param, self._accept, name) for name, param in params
         }
@@ -298,10 +312,9 @@ class ModuleHooks:
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             if self.overlap is not None:
                 self.overlap.take(name)
-            # of a step that accumulates
+            # a pass that raised is repeated, first without an exchange
             if self._synchroniser.open and self._is_retry(name):
                 self._do(self._synchroniser.abandon, name, is_retry=True)
-            # what accumulates is this rank's own
             self._synchroniser.look(self._progress.step)
             self._local.keep(name, param)
             return
@@ -319,12 +332,12 @@ class ModuleHooks:
             self._lost(failure)
 
     def _hand_in(self, name: str, param: Tensor) -> None:
-        """Hands a gradient to the synchroniser, and whether its memory is shared.
+        """Hands a gradient to the synchroniser, and says whether its memory is shared.
 
-        Others may look at the memory during the backward pass. Autograd itself may: the
-        gradient of what goes into a ``cat`` is a part of what comes out of it, and may
-        be needed for other gradients that are still to be computed. So may a hook of
-        the user's that comes after the one here.
+        Then other code may read the memory during the backward pass, so the mean is
+        written there later. This code may be a hook of the user's that is called after
+        this one. It may also be autograd itself: the gradient of a ``cat``'s input is a
+        part of the gradient of its output, which other gradients may still need.
         """
         grad = param.grad
         if (
@@ -344,14 +357,17 @@ class ModuleHooks:
         self._synchroniser.ready(name, grad, is_shared=is_shared)
 
     def _do(self, work: Callable[..., None], *operands: Any, **named: Any) -> None:
-        """Does a part of a step, in which a rank may be lost."""
+        """Does a part of a step, and handles the loss of a rank in it."""
         try:
             work(*operands, **named)
         except RankFailed as failure:
             self._lost(failure)
 
     def _lost(self, failure: RankFailed) -> None:
-        """Raises for a rank that was lost in a step, unless the step counts."""
+        """Goes on without a lost rank where this is possible, else raises.
+
+        It also raises if the step has to be repeated.
+        """
         if self.shrinking is None:
             raise failure
         self.shrinking.failed(failure)
@@ -366,8 +382,8 @@ class ModuleHooks:
         ):
             synchroniser.abandon(name, is_retry=self._is_retry(name))
         if not synchroniser.open:
-            # What no hook has brought is handed in before any attached model waits for
-            # its means.
+            # All attached models hand in the gradients that no hook has brought, before
+            # any of them waits for its means.
             self._progress.queue_end(
                 self._end,
                 partial(self._do, self._complete),
@@ -378,8 +394,8 @@ class ModuleHooks:
     def _is_retry(self, name: str) -> bool:
         """Whether an earlier backward pass raised and the loop dropped its gradients.
 
-        Means may still be on their way into these, so no gradient of a retry may lie
-        there. ``name`` is the parameter with the first new one.
+        Means may still be written into the old gradients. So the pass can be repeated
+        only with new gradients. ``name`` is the parameter with the first new gradient.
         """
         others = [param for own, param in self.params.items() if own != name]
         are_dropped = bool(others) and all(param.grad is None for param in others)
@@ -413,7 +429,7 @@ class ModuleHooks:
     def _refuse_wrong_step(self) -> None:
         """Refuses a backward pass that must not begin a step, before any launch.
 
-        The other ranks get to know it.
+        The error is announced to the other ranks.
         """
         self._strangers.before_backward()
         if is_inside_a_segment():
@@ -432,9 +448,9 @@ class ModuleHooks:
             )
 
     def _expected(self, name: str, param: Tensor) -> Tensor | None:
-        """The gradient in the form its messages read; no other rank takes part in this.
+        """The gradient in the form that messages read, converted on this rank alone.
 
-        A sparse gradient is made dense if its module did not announce one.
+        A sparse gradient is made dense if its module does not say ``sparse=True``.
         """
         grad = param.grad
         if grad is not None and grad.__class__ is not Tensor:
@@ -460,10 +476,9 @@ class ModuleHooks:
         return grad_as_reals(put, shape)
 
     def _complete(self) -> None:
-        """Hands in what no hook has brought.
+        """Hands in ``.grad`` of parameters without a hook's call in this pass.
 
-        A gradient that accumulated under no_sync counts, though no hook brought it
-        today.
+        It may hold a gradient that accumulated under ``no_sync``, which counts.
         """
         grads = self._synchroniser.grads
         if not self._synchroniser.open or self.params.keys() <= grads.keys():
@@ -515,7 +530,7 @@ class ModuleHooks:
 
 _ONE = torch.empty(1, device="cpu")
 _ALONE: int = torch._C._storage_Use_Count(_ONE.untyped_storage()._cdata)
-"""The count of holders of memory that one tensor has."""
+"""The use count of memory that belongs to one tensor only."""
 
 
 def is_inside_a_segment() -> bool:

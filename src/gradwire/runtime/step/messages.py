@@ -1,7 +1,7 @@
 """Message: gradients that travel together, in one flat buffer.
 
-A message gathers ranges of gradients into its buffer and exchanges them; the buffer
-puts the mean back. Three parts have files of their own:
+A message gathers ranges of gradients into its buffer and exchanges them. Then the
+buffer scatters the mean to the gradients. Three parts have files of their own:
 
 * `layout`: where each gradient lies in the message.
 * `buffer`: the copies in and out, and the loss scale, which is taken off there.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A message's place: what it follows, where it is encoded, its flags.
+    """A message's place: the messages before it, the lanes that encode it, its flags.
 
     >>> Placement(after=[0]).num_flags
     0
@@ -54,7 +54,7 @@ class Placement:
     encodes the message as one, either all tensors have a lane or none has.
     """
     num_flags: int = 0
-    """The number of elements behind the gradients, which are averaged too."""
+    """The number of flags behind the gradients, which say the parameters in use."""
 
 
 FIRST = Placement()
@@ -72,6 +72,7 @@ class Message(KeptState):
     looks = False
     """Whether the message checks that its mean is finite."""
     notes_norms = False
+    """Whether the message notes the norm of each gradient in this step."""
 
     def __init__(
         self,
@@ -113,9 +114,9 @@ class Message(KeptState):
         super().__init__(exchange, layout, device, world)
 
     def know(self, cluster: Cluster) -> None:
-        """Gives the ranks and links to an exchange that chooses a scheme in each step.
+        """Sets the cluster, by which an exchange may choose a scheme in each step.
 
-        A cluster of another number of ranks is scaled.
+        A cluster of another number of ranks is scaled to the number here.
         """
         if cluster.num_ranks != self.member.world:
             cluster = cluster.scaled(num_ranks=self.member.world)
@@ -124,7 +125,7 @@ class Message(KeptState):
             self.member.across(self.exchange.ranks_per_host).cluster = cluster.shares
 
     def take_scale(self, scale: float) -> None:
-        """Notes the factor on gradients, taken off before the exchange if needed."""
+        """Sets the loss scale, by which the buffer divides if the exchange needs it."""
         self.buffer.scale = 1.0 if travels_scaled(self.exchange) else scale
 
     def begin_step(self, *, looks: bool, confirms: bool = True) -> None:
@@ -145,8 +146,8 @@ class Message(KeptState):
     ) -> Steps[None]:
         """The steps that gather and exchange; gradients that are None count as zero.
 
-        If the message ``borrows`` the gradient, the exchange writes the mean into the
-        gradient itself, and nothing is scattered.
+        If the message ``borrows``, its one gradient serves as the buffer. The exchange
+        then writes the mean into the gradient itself, and nothing is scattered.
         """
         numel = self.spec.numel
         self.member.selection = None  # each step's own
@@ -168,7 +169,7 @@ class Message(KeptState):
         self.buffer.give_back()
 
     def _gather(self, grads: Grads, copying: Copying) -> None:
-        """Gathers all gradients but those encoded ahead, which the buffer has."""
+        """Gathers the gradients that were not encoded ahead; the others are there."""
         ahead = self.member.ahead
         places: Sequence[int] = range(len(self.slots))
         if ahead:

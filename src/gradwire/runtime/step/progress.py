@@ -1,4 +1,4 @@
-"""Progress: how far a model has got; it opens, ends and times steps."""
+"""Progress: the steps of an attached model: it opens, ends, counts and times them."""
 
 import logging
 import threading
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gradwire")
 _FIRST_LOOK = 64
+"""The steps after which residuals are compared with gradients for the first time."""
 
 
 class Progress:
@@ -32,8 +33,8 @@ class Progress:
 
     ``step`` is the number of exchanged backward passes so far. Hooks call
     ``begin_step`` at the first gradient of a backward pass and ``record_backward`` at
-    its end. Those of a plain module then call ``finish``, which puts the means into the
-    gradients of ``params``, and other hooks ``end_step`` once all means are there.
+    its end. Then the hooks of a plain module call ``finish``, which puts means into the
+    gradients of ``params``. Other hooks call ``end_step`` once all means are there.
     """
 
     def __init__(
@@ -53,16 +54,20 @@ class Progress:
         synchroniser.undoes_skipped = self.knows_scaler
         self._names = {id(param): name for name, param in params}
         self._held: set[str] | None = None
-        """The parameters that optimizers of this rank hold; None until it matters."""
+        """The parameters that optimizers of this rank hold; None until it is asked."""
         self.on_decided: Callable[[], None] = lambda: None
-        """Called between two passes, once the scaler has said what an optimizer did."""
+        """Called between two passes, once it is known whether an optimizer stepped."""
         self._in_step: list[Message] = []
+        """The messages of the open step."""
         self.num_fragments = 1
         """The number of steps in which every parameter is exchanged once."""
         self.backward: Callable[[], object] = lambda: None
-        """A reference to the end of the last backward pass; dead once it is over."""
-        self.opening = threading.RLock()  # autograd has one thread a device
-        """Held while a step is opened, and while ``detach`` says that none may be."""
+        """A weak reference to the callback that ends the backward pass under way.
+
+        It returns None once the pass is over.
+        """
+        self.opening = threading.RLock()  # autograd has a thread for each device
+        """Held while a step is opened, and while ``detach`` sets ``is_leaving``."""
         self.is_leaving = False
         """Whether no further step may open, as ``detach`` waits for the present one."""
         self.step = 0
@@ -73,18 +78,18 @@ class Progress:
     def compare(self, every: int) -> None:
         """Compares means with dense means every ``every`` steps, from now on.
 
-        Does nothing if they are compared already.
+        If they are compared already, this changes nothing.
         """
         from .guard import Guard
 
         self.guard = self.guard or Guard(every)
 
     def ending(self, end: Callable[[], None]) -> Callable[[], None]:
-        """The callback ``end`` of a backward pass; the pass is over once it returns.
+        """A callback that calls ``end``; ``backward`` refers to it until it returns.
 
-        Autograd drops the callback where a pass raises before. An error that ``end``
-        raises keeps its frames, and so the callback, alive: then the pass is over all
-        the same.
+        If a pass raises before its end, autograd drops the callback, and the weak
+        reference dies. If ``end`` itself raises, its frames keep the callback alive. So
+        the reference is then replaced.
         """
 
         def ended() -> None:
@@ -109,10 +114,10 @@ class Progress:
         """Has autograd call ``end`` as this backward pass ends, still in backward().
 
         Autograd drops the callback if the pass raises; the next pass notices that. With
-        ``behind_others`` it comes behind callbacks that are queued at the end, as
-        FSDP's are. ``before`` is called for every attached model before any of them
-        waits, as ranks may reach models in any order. DDP hands in all gradients by
-        itself, and reads the means as soon as its own callback is over.
+        ``behind_others`` it is called after callbacks that are queued at the end of the
+        pass, as FSDP's are. ``before`` is called for every attached model before any of
+        them waits, as ranks may reach models in different orders. DDP needs no
+        ``before``, as it hands in all gradients itself.
         """
         queue = torch.autograd.Variable._execution_engine.queue_callback
         ended = self.ending(end)
@@ -139,13 +144,13 @@ class Progress:
         return self.synchroniser.messages
 
     def go_on_from(self, step: int) -> None:
-        """Counts on from the step at which a state that was loaded had been saved."""
+        """Counts on from ``step``, at which a loaded state was saved."""
         self.step = self._num_backward = step
 
     def begin_step(self, names: Collection[str] | None = None) -> None:
         """Opens a step at the first gradient of a backward pass.
 
-        Parameters that are not in ``names`` take no part in it; None stands for all.
+        ``names`` are the parameters that take part; None stands for all.
         """
         self._in_step = self.messages if names is None else self.synchroniser.of(names)
         notes_norms = (self._looks() and not self._warned) or bool(self._due())
@@ -163,12 +168,10 @@ class Progress:
         self._in_step = []
 
     def _looks(self) -> bool:
-        """Whether residuals are compared with gradients.
+        """Whether residuals are compared with gradients at the end of this step.
 
-        They are after 64 steps, 128, 256 and so on.
-
-        Before 64 steps residuals may still be filling up. Such rare looks cost next to
-        nothing.
+        This is so after 64, 128, 256 steps and so on. Before 64 steps residuals may
+        still be filling up. Such rare looks cost next to nothing.
         """
         num_steps = self.step // self.num_fragments + 1
         return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
@@ -200,7 +203,7 @@ class Progress:
     def end_step(self, sent_bytes: int | None = None) -> None:
         """Closes a step whose means have all arrived.
 
-        ``sent_bytes`` are the bytes of a step that DDP's own reducer has made.
+        If DDP's own reducer has averaged, ``sent_bytes`` are the bytes that it sent.
         """
         costs = dict(self.recorder.costs(self.step))
         now_s = wall_clock()
@@ -236,7 +239,7 @@ class Progress:
         self.logs = [log for log in self.logs if log not in ended]
 
     def _warn_of_residuals(self) -> None:
-        """Warns once of residuals that grow without an end."""
+        """Warns once of residuals that are much larger than their gradients."""
         found = [] if self._warned else outgrown(self._in_step)
         if not found:
             return
@@ -259,14 +262,21 @@ class Progress:
         return self._scaler is not None and self._scaler.is_enabled()
 
     def decide(self, params: Sequence[Tensor], *, is_skipped: bool) -> None:
-        """Ends the step of an optimizer that holds ``params``; see `scaling`."""
+        """Notes whether the scaler skipped the step of an optimizer with ``params``.
+
+        See `scaling`.
+        """
         names = {self._names[id(param)] for param in params if id(param) in self._names}
         if names and self._is_between_passes():
             self.synchroniser.decide(names, is_skipped=is_skipped)
             self.on_decided()
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
-        """Ends a step made by hand, or one that no optimizer holds; see `scaling`."""
+        """Decides by the means about parameters without a scaler; see `scaling`.
+
+        If the loop steps ``by_hand``, these are all parameters, else those that no
+        optimizer holds.
+        """
         names = set(self.params) if is_by_hand else self._unheld()
         if names and self._is_between_passes():
             self.synchroniser.decide_by_means(names)
@@ -287,7 +297,7 @@ class Progress:
         return unknown.difference(self._held or ())
 
     def _is_between_passes(self) -> bool:
-        """Whether no pass is open, once an overlapped one has ended."""
+        """Ends a step whose exchange overlaps; returns whether no step is open."""
         if self.synchroniser.open and self.synchroniser.complete:
             self.finish()
         return not self.synchroniser.open
@@ -299,7 +309,7 @@ class Progress:
         self.record_wait(start_s, wall_clock())
 
     def finish(self) -> None:
-        """Waits for the whole step, and puts means where the loop looks for them."""
+        """Waits for the whole step, and puts means into ``.grad``."""
         if self.synchroniser.open:
             start_s = wall_clock()
             self._put(self.synchroniser.finish(), start_s)
@@ -316,5 +326,8 @@ class Progress:
         self.end_step()
 
     def give_up(self, text: str) -> BaseException:
-        """Fails for this rank in the next step to end; see `Engine.give_up`."""
+        """Ends the run for a mistake of this rank's loop; see `Engine.give_up`.
+
+        The step of the error is the next one to end.
+        """
         return self._engine.give_up(text, step=self.step)

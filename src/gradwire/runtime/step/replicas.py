@@ -1,15 +1,18 @@
-"""ReplicaHooks: sharded layers go on without lost ranks, a replica at a time.
+"""ReplicaHooks: models of sharded layers go on without lost replicas.
 
 The ranks of a replica hold a model's shards together, and wait for each other in
 collectives of FSDP or of DTensors. So a loss is raised only where a backward pass ends:
-by then its collectives have met. There all ranks of the replica say whether they have
-all means. All of them end the step, or none does. Otherwise one would wait for another
-in the next forward pass, while that one waits for it to go on without the lost ranks.
+by then all ranks of the replica have made its collectives. There each of them says
+whether it has all means. Then all of them end the step, or none does. If only some did,
+they would wait for the others in the next forward pass, and the others would wait for
+them to connect anew.
 
-Ranks say so on a channel of their own. It outlives the loss of other replicas.
+Ranks of a replica say this on a channel of their own, which other replicas' losses do
+not close.
 
-A rank whose own replica has lost a rank sees torch's error first, in a collective. If
-the error ends the script, the exit code and the last words are of the lost rank.
+If a rank's own replica has lost a rank, torch raises an error first, in a collective.
+If this error ends the script, gradwire adds an error that names the lost rank, and the
+exit code is that of the loss.
 """
 
 from __future__ import annotations
@@ -91,15 +94,16 @@ class ReplicaHooks(ModuleHooks):
         self._failure = None
         self._leave_if_torn(failure)
         num_failed_1 = torch.zeros(1, device="cpu") + bool(failure)
-        told = in_background(
+        announcing = in_background(
             partial(carry_out, [AllReduce(num_failed_1)], self._channels)
         )
-        while not wait([told], _LOOK_S).done:
+        while not wait([announcing], _LOOK_S).done:
             self._leave_if_torn(engine.failure)
-        engine.carry("hear of its replica", told.result, self._progress.step)
+        engine.carry("hear of its replica", announcing.result, self._progress.step)
         if failure:
             raise failure
         if num_failed_1:
+            # Never done: the wait ends when the alarm of the loss comes here, too.
             engine.wait([Task("the loss that another rank has heard of", None)])
         self._progress.record_wait(start_s, wall_clock())
         self._progress.put_means()

@@ -4,11 +4,11 @@ Messages are launched in issue order, each as soon as it and all before it are c
 Gradients may become ready in any order, which may differ between ranks. All ranks still
 launch messages in the same order.
 
-In each step ranks also report which parameters they used. A plain module's last message
-carries these flags if it is dense. Otherwise a report carries them, on a channel of its
-own, as it must not wait behind a large message (`report`). A parameter that no rank
-used keeps the gradient None on every rank, as in plain training. Its residual waits for
-the parameter's next use.
+In each step the ranks of a plain module also report which parameters they used. Its
+last message carries these flags if it is dense. Otherwise a report carries them, on a
+channel of its own, as it must not wait behind a large message (`report`). A parameter
+that no rank used keeps the gradient None on every rank, as in plain training. Its
+residual waits for the parameter's next use.
 """
 
 import threading
@@ -31,8 +31,8 @@ from .messages import Message
 from .report import Check, Record, StepReport
 
 _LET_GO = torch.empty(0, device="cpu")
-"""Replaces a gradient that has its mean. A reference to the gradient would hold memory
-that the user has freed.
+"""Stands for a gradient that has its mean. A reference to the gradient itself would
+keep memory alive that the user frees.
 """
 
 
@@ -61,12 +61,12 @@ class Synchroniser:
         self.counts_use = False
         """Whether ranks report which parameters each of them used.
 
-        Without a report, DDP hands in zeros for unused parameters.
+        Under DDP they do not, as DDP hands in zeros for unused parameters.
         """
         self.undoes_skipped = False
         """Whether a loss scaler may skip steps, which are undone then."""
         self.known: dict[frozenset[str], None] = {}
-        """The parameters of each optimizer whose steps the scaler has decided."""
+        """The parameters of each optimizer that the scaler has stepped or skipped."""
         self._infinite: set[str] = set()
         """The parameters with a non-finite mean since their optimizer's last step."""
         self.streams = Streams()
@@ -82,16 +82,23 @@ class Synchroniser:
         """Forgets the step before; ``step`` is the next one."""
         self._step = step
         self.grads: Grads = {}
+        """The gradients that were handed in, by parameter name."""
         self._events = StepEvents(self.streams)
         self._shared: set[str] = set()
+        """The gradients whose memory other code may read until ``close``."""
         self._backward_over = Task("backward over", None, step=step)
         self._missing = [len(message.names) for message in self.messages]
+        """By message: the number of its gradients that were not handed in yet."""
         self._num_left = {
             name: len(messages) for name, messages in self._messages_of.items()
         }
+        """By parameter: the number of its messages that have not ended yet."""
         self._queue = self.messages
+        """The messages of this step, in issue order."""
         self._ends: dict[int, Task] = {}
+        """The ends of the launched messages, by their indices."""
         self._ahead: dict[int, list[Task]] = {}
+        """By message: tasks that encode tensors of it before it is launched."""
         self._reporting: list[Task] = []
         self._confirming: list[Task] = []
 
@@ -166,12 +173,14 @@ class Synchroniser:
 
     @property
     def _looks(self) -> bool:
+        """Whether messages look for infs and NaNs, as a skipped step is undone."""
         return self.undoes_skipped and self.keeps_state
 
     def look(self, own_step: int, names: Collection[str] | None = None) -> None:
-        """Notes tensors that must be equal on all ranks, as a step's backward begins.
+        """Takes digests of tensors that must be equal on all ranks, in some steps.
 
-        ``own_step`` alone decides whether ranks compare them in this step; see `Check`.
+        It is called as a step's backward pass begins. ``own_step`` alone decides
+        whether ranks compare these tensors in this step; see `Check`.
         """
         if self.engine.world > 1:
             self.check.look(own_step, names)
@@ -248,7 +257,8 @@ class Synchroniser:
 
     def _launch(self, message: Message) -> Task:
         """Has the engine carry a message out: the one place where it is sent."""
-        # The functions below keep these of their own step, even if it is abandoned.
+        # Local names: the functions below use those of this step, even after the next
+        # step has begun.
         grads = self.grads
         num_left = self._num_left
         events = self._events
@@ -298,9 +308,9 @@ class Synchroniser:
     def abandon(self, name: str, *, is_retry: bool = False) -> None:
         """Gives up a step whose backward pass did not end.
 
-        ``name`` is the parameter whose gradient showed that. A rank that is alone
-        forgets the step. All ranks forget it if each of them calls this with
-        ``is_retry`` and the messages' state can be put back: see `retry`. Otherwise
+        A second gradient of the parameter ``name`` showed this. A rank that is alone
+        forgets the step. Several ranks forget it if each of them calls this with
+        ``is_retry``, and the messages' state can be put back: see `retry`. Otherwise
         this raises ``LoopMistake``.
         """
         if self.engine.world > 1:
@@ -358,7 +368,7 @@ class Synchroniser:
         return {name for name, is_used in zip(self.names, used, strict=True) if is_used}
 
     def arrived(self, name: str) -> bool:
-        """Whether a parameter's last mean is complete, or launched by a device."""
+        """Whether a parameter's mean is there, or will be by the device's stream."""
         return all(
             self._ends[message.index].done for message in self._messages_of[name]
         )
@@ -395,10 +405,10 @@ class Synchroniser:
             self._report()
 
     def _report(self) -> None:
-        """Sends this rank's record, if the step has one.
+        """Sends this rank's record, if the step has one; see `report`.
 
         All messages are launched by then, and the record travels beside the last ones.
-        A second record confirms the step.
+        If ranks confirm steps, a second record follows once all means are here.
         """
         engine = self.engine
         report = self.report
@@ -447,7 +457,7 @@ class Synchroniser:
             message.backup.end_pass(undoes=True)
 
     def end_step(self) -> None:
-        """Ends a pass.
+        """Notes that all means of a backward pass are here.
 
         The scaler decides later whether optimizers take its means: see ``decide``.
         """
@@ -463,20 +473,21 @@ class Synchroniser:
             self.decide_by_means({*self.names})
 
     def decide(self, names: Collection[str], *, is_skipped: bool) -> None:
-        """Ends a step for one optimizer's parameters, as the scaler took or skipped it.
+        """Keeps or undoes the exchanges of one optimizer's parameters.
 
-        Means have the same bits on all ranks, so all scalers find the same infs.
+        They are undone if the scaler has skipped the optimizer's step. Means have the
+        same bits on all ranks, so all scalers find the same infs.
         """
         names = frozenset(names)
         self.known[names] = None
         self._decide(names, is_skipped=is_skipped)
 
     def decide_by_means(self, names: Collection[str]) -> None:
-        """Ends a step for parameters about which no scaler decides.
+        """Like ``decide``, for parameters about which no scaler decides.
 
-        An optimizer's parameters are skipped together if one of their means is not
-        finite. The parameters of ``names`` without a known optimizer are one such
-        group.
+        The exchanges of an optimizer's parameters are undone together if one of their
+        means is not finite. The parameters of ``names`` without a known optimizer are
+        treated as those of one optimizer.
         """
         rest = {*names}.difference(*self.known)
         for group in [*self.known, frozenset(rest)]:

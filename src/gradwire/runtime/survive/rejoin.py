@@ -6,21 +6,21 @@ Ranks meet it in the job's store, by these keys below ``gradwire/rejoin``:
 * ``asked``: the number of newcomers that have asked; the n-th is newcomer n.
 * ``n/label``: the number in the job of a rank that comes back; else empty.
 * ``n/beat``: a number that newcomer n counts up while it lives.
-* ``n/offer``: its place, which rank 0 writes.
-* ``n/over``: there once its asking has ended.
+* ``n/offer``: the newcomer's place in the run, which rank 0 writes.
+* ``n/over``: present once the newcomer is in, or stays out.
 
 Rank 0 sees a newcomer that lives, and says so in the confirmation of a step
 (`synchroniser`). So all ranks know it before the same next step. There rank 0 writes
-the offer, and all connect anew beside the connections that they have. All agree on the
-newcomer (`membership`): each says that it is ready, or has a reason against it. Until
-then nothing of the present world has changed.
+the offer, and all ranks and the newcomer open new connections beside the old ones. All
+agree on the newcomer (`membership`): each says that it is ready, or gives a reason
+against it. Until then the run among the old ranks is unchanged.
 
 A newcomer takes over from rank 0 all that ranks share, bit for bit. These are
-parameters, buffers, the state of the optimizer and of the loss's scaler, and what the
-exchange keeps. A field of the exchange with a value for each element, such as a
-residual, is the rank's own. There a newcomer begins as before a first step, and the
-others scale theirs by new over old number of ranks, as ``redistribute`` does: a mean
-over more ranks delivers less of each.
+parameters, buffers, the state of the optimizer and of the loss's scaler, and the shared
+state of the exchange. State with a value for each element, such as a residual, is each
+rank's own. There a newcomer begins as before a first step. The others multiply theirs
+by the new number of ranks over the old number, as ``redistribute`` does: a mean over
+more ranks has a smaller part of each rank's residual.
 """
 
 import json
@@ -75,10 +75,10 @@ from .groups import open_group, register_group, stand_outside
 
 
 class Healing(NamedTuple):
-    """The parts of one attached model's training that all ranks share.
+    """The state of one attached model that a newcomer takes over from the other ranks.
 
-    ``tensors`` returns parameters and buffers. ``fingerprint`` is what a newcomer must
-    share.
+    ``tensors`` returns parameters and buffers. A newcomer must have the same
+    ``fingerprint`` (of model, settings and versions).
     """
 
     tensors: Callable[[], list[Tensor]]
@@ -88,7 +88,7 @@ class Healing(NamedTuple):
     fingerprint: str
 
     def packed(self, messages: Sequence[Message]) -> Tensor:
-        """All of it as bytes in host memory."""
+        """The state as bytes in host memory."""
         kept = checkpoint.collect(messages)
         kept["params"] = fields_of(kept["params"], by_element=False)
         parts = {
@@ -100,11 +100,11 @@ class Healing(NamedTuple):
         return packed(parts)
 
     def receive(self, messages: Sequence[Message], engine: Engine) -> None:
-        """Takes over what rank 0 sends."""
+        """Takes over the state that rank 0 sends."""
         self.take_over(receive(0, engine.routes.first_channel), messages)
 
     def take_over(self, data: Any, messages: Sequence[Message]) -> None:
-        """Puts what ``packed`` has made on another rank in this one's place."""
+        """Replaces this rank's state by the state that another rank has ``packed``."""
         parts = read_packed(data)
         with torch.no_grad():
             for tensor, part in zip(self.tensors(), parts["tensors"], strict=True):
@@ -117,15 +117,15 @@ class Healing(NamedTuple):
 
 
 _PLACE = Membership(REJOINED, 0, 1)
-"""The membership under whose name a run and its newcomers meet."""
+"""The membership under whose name newcomers ask the run to take them in."""
 
 
 class Lookout:
     """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
 
-    ``number`` is that of the newcomer that has waited longest; 0 where none waits and
-    lives. ``on_seen`` is called with it and its ``label`` again and again while it
-    waits.
+    ``number`` is the number of the living newcomer that has waited longest; 0 if there
+    is none. While a newcomer waits, ``on_seen`` is called again and again, with its
+    number and its label.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Lookout:
         self._watching = in_background(self._watch)
 
     def close(self) -> None:
-        """Shows the run no more, as no newcomer can come any more."""
+        """Takes the run out of the store, so that no newcomer asks any more."""
         self._stop.set()
         wait([self._watching], PERIOD_S)
 
@@ -150,13 +150,13 @@ class Lookout:
             beats = dict[int, int]()
             for number in range(1, store.add("asked", 0) + 1):
                 if store.check([f"{number}/offer"]):
-                    # by a rank 0 that is lost
+                    # The rank 0 that made this offer is lost.
                     store.set(f"{number}/over", "")
             first = 1
             while not self._stop.wait(PERIOD_S):
-                # again and again, as a rank 0 that the others have left deletes it
+                # Again and again, as a former rank 0 deletes it when it ends.
                 store.set("run", self._fingerprint)
-                # a far store takes long to say so of each that has ever asked
+                # Only the first is asked for: each question to a far store takes long.
                 while store.check([f"{first}/over"]):
                     first += 1
                 now = {
@@ -174,8 +174,9 @@ class Lookout:
 
 
 class Offer(NamedTuple):
-    """Newcomer ``number``'s place: it begins with ``step``, and is the last of
-    ``labels``, which are the numbers of its ranks in the job.
+    """The place of newcomer ``number`` in the run: it begins with ``step``.
+
+    ``labels`` are the numbers in the job of all ranks, with the newcomer's as the last.
     """
 
     number: int
@@ -205,11 +206,11 @@ def come_together(
     timeout: timedelta,
     old: Engine | None = None,
 ) -> Admitted | str:
-    """All ranks and the newcomer, or why it stays out.
+    """Connects all ranks and the newcomer; returns a reason if it stays out.
 
-    All ranks get the same. ``old`` is the world that they go on in where it stays out;
-    the newcomer has none. ``heal`` is called with the new engine on each. The value
-    that it returns has a JSON form.
+    All of them call this, and get the same answer. ``old`` is the engine of the present
+    ranks; the newcomer has none. ``heal`` is called with the new engine on each. It
+    returns the value that this rank announces, which has a JSON form.
     """
     who = offer.who() if old is None else offer.who(old.rank)
     name = f"{who.name}/group"
@@ -250,7 +251,7 @@ def come_together(
             None, decide, timeout, what=what, look=look, is_partial=True
         )
     finally:
-        # a rank that saw the connections close before would give that as the reason
+        # Closed only now: a rank that sees them close reports that as the reason.
         if isinstance(verdict, str):
             working.add_done_callback(lambda _: opened.close())
     in_background(partial(_close, offer.number, who, verdict))
@@ -284,12 +285,12 @@ def _watch(number: int, who: Membership) -> None:
             return
         time.sleep(PERIOD_S / 2)
     if who.rank == who.world - 1:
-        # where others have not said so by a verdict
+        # This ends the newcomer's meeting, if no rank has given a verdict.
         who.post({REFUSAL: "its place is gone, with the rank that gave it"})
 
 
 def _close(number: int, who: Membership, verdict: list[Any] | str) -> None:
-    """Ends a newcomer's asking."""
+    """Notes in the store that a newcomer is in, or stays out."""
     own_store(REJOINED).set(f"{number}/over", "")
     if isinstance(verdict, str):  # a rank that still connects hears it by the pulse
         alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out")
@@ -297,10 +298,11 @@ def _close(number: int, who: Membership, verdict: list[Any] | str) -> None:
 
 
 class Returning:
-    """A process on its way into a run, which has had a ``label`` there, or none.
+    """A process on its way into a run, maybe a rank that comes back.
 
-    ``seconds`` is the time that it took. If it ``asks_again``, it stays out only once
-    the time-out is over.
+    ``label`` is the number in the job that it had in the run; None for a new process.
+    ``seconds`` is the time until it was in. If it ``asks_again``, it asks until the
+    time-out is over, and stays out only then.
     """
 
     admitted: Admitted
@@ -392,10 +394,10 @@ class Newcomer(Returning):
 
 
 def patience_of(timeout: timedelta) -> timedelta:
-    """The time in which a run offers a place.
+    """The longest time until a run offers a place to a newcomer.
 
-    It may have a stopped rank, whose time-out comes first. Then its ranks meet, and end
-    a step.
+    One of its ranks may be stopped. Then the time-out for this rank comes first. After
+    that the others agree on who goes on, and end a step.
     """
     return 2 * timeout + timedelta(seconds=STORE_PATIENCE_S)
 
@@ -409,7 +411,7 @@ _BOTH = "give both, here and on all ranks, as the optimizer's state is sent"
 
 
 def _live(number: int) -> None:
-    """Shows that this newcomer lives, until its asking is over."""
+    """Shows that this newcomer lives, until it is in, or stays out."""
     store = own_store(REJOINED)
     while not store.check([f"{number}/over"]):
         store.add(f"{number}/beat", 1)

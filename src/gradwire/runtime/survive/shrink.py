@@ -1,11 +1,12 @@
 """Shrink: ranks go on without the lost ranks, under an unchanged training loop.
 
-When a rank is lost, the others agree on the next epoch and on the steps that count
-(`decided`), and undo a step that does not (`backup`). They connect anew and go on in a
-smaller world. Every survivor's backward pass raises ``RanksLost`` in the same step, the
-first that does not count, and the loop repeats that step. A mean over fewer ranks
-delivers more of each residual. So residuals are scaled by the new number of ranks over
-the old one. The lost ranks' residuals are lost with them.
+When a rank is lost, the others agree on the next epoch (the ranks that go on) and on
+the steps that count (`decided`). They undo a step that does not count (`backup`),
+connect anew, and go on with fewer ranks. Every survivor's backward pass raises
+``RanksLost`` in the same step, the first that does not count. The loop repeats that
+step. A mean over fewer ranks has a larger part of each rank's residual. So residuals
+are multiplied by the new number of ranks over the old number. The lost ranks' residuals
+are lost with them.
 
 An entry of ``stats()["left"]`` has the ``ranks`` by their numbers in the job, and the
 ``step`` that was repeated. It also has ``residual_norms`` as the ranks last announced
@@ -49,8 +50,10 @@ from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
 
 
 class Counted(NamedTuple):
-    """The number of steps that a rank has ended for certain, the most that it can
-    count, and whether it is in a step.
+    """A rank's steps: those that it has ended, and those of which it has all means.
+
+    ``most`` counts the open step, if all of its means are here; ``least`` does not.
+    ``is_open`` says whether the rank is in a step.
     """
 
     least: int
@@ -71,10 +74,11 @@ def decided(
 ) -> AgreedSteps | None:
     """The decision by all survivors' counts, the same on each of them.
 
-    A step counts if every survivor has it. If the loop ``repeats`` the step anyway, for
-    another model, it counts only if a rank has ended it. Ranks confirm each step
-    (`synchroniser`), so no rank has ended a step that another lacks. If one has, memory
-    or a program is damaged: there is no decision, and this returns None.
+    A step counts if every survivor has all of its means. If the loop ``repeats`` the
+    step anyway, for another model, it counts only if a rank has ended it. Ranks confirm
+    each step (`synchroniser`), so no rank has ended a step whose means another rank
+    lacks. If one has, memory or a program is damaged. Then there is no decision, and
+    this returns None.
 
     >>> decided([Counted(7, 7), Counted(6, 7)])
     AgreedSteps(num_steps=7, is_torn=False)
@@ -133,7 +137,7 @@ class Shrinking:
         self.finish = progress.finish
         """Waits for the means of the open step, and ends it."""
         self._due: RanksLost | None = None
-        """The loss that the loop has yet to be raised."""
+        """The loss that is still to be raised in the loop."""
         self._undoes = False
         """Whether a step of this model was undone when a rank was lost."""
         self._is_torn = False
@@ -159,9 +163,9 @@ class Shrinking:
         return self._progress.synchroniser.report
 
     def before_step(self) -> None:
-        """Raises a loss that the last step did not raise.
+        """Raises a loss that the last step did not raise; admits a newcomer.
 
-        That step counted, or another model had the loss.
+        The last step did not raise if it counted, or if another model had the loss.
         """
         if self._due is not None:
             self._raise_due(None)
@@ -192,8 +196,8 @@ class Shrinking:
         """Goes on without the lost ranks, or raises ``failure`` where it cannot.
 
         Raises ``RanksLost`` if the step does not count. If it counts, it is ended, and
-        the next step raises. All models that have lost a rank go on now, as one rank
-        may be in a step of this model, and another rank in a step of the next model.
+        the next step raises. All models that have lost a rank go on now. Else one rank
+        might do so in a step of this model, and another rank in a step of the next.
         """
         if isinstance(failure, RanksLost | LoopMistake) or not failure.ranks:
             raise failure
@@ -214,7 +218,7 @@ class Shrinking:
         """
         num_steps = self._progress.step
         if len(_shrinking) > 1:
-            # else a dropped model still counts on ranks that have not collected it yet
+            # A dropped model that is not collected yet would count on this rank alone.
             gc.collect()
         # in one order on all ranks
         every = sorted(_shrinking, key=lambda model: model._name)
@@ -275,7 +279,7 @@ class Shrinking:
     def _lose(self, failure: RankFailed) -> None:
         """Goes on without lost ranks; notes whether a step is undone here or elsewhere.
 
-        A model that has lost none goes on among the same ranks, for a step that is
+        A model that has lost no rank goes on among the same ranks, if the step is to be
         repeated.
         """
         old = self._engine
@@ -350,9 +354,10 @@ class Shrinking:
     def _move(
         self, engine: Engine, group: Group | None, which: Callable[[str], bool]
     ) -> None:
-        """Goes on among the ranks of ``engine`` with the state of exchanges.
+        """Goes on among the ranks of ``engine``, with the state of the exchanges.
 
-        Fields ``which`` are scaled by the new number of ranks over the old one.
+        ``which`` says, by name, which fields of the state are multiplied by the new
+        number of ranks over the old number.
         """
         progress = self._progress
         saved = checkpoint.collect(progress.messages)
@@ -385,7 +390,7 @@ class Shrinking:
         return number
 
     def _admit(self, offer: Offer) -> None:
-        """Takes a newcomer in where all ranks agree, else goes on as before."""
+        """Takes a newcomer in if all ranks agree, else goes on as before."""
         start_s = time.monotonic()
         old = self._engine
         synchroniser = self._progress.synchroniser
@@ -413,7 +418,7 @@ class Shrinking:
     def _heal(self, engine: Engine) -> None:
         """Has rank 0 send the newcomer the state that it lacks.
 
-        It raises if no newcomer can come in now, of which all hear by the verdict.
+        If no newcomer can come in now, this raises, and all ranks go on without it.
         """
         if engine.rank:
             return

@@ -14,19 +14,22 @@ A sum has the bits of gloo's ring, so a choice between both changes no mean. The
 begins the sum of rank c's chunk at rank c - 1, and passes it down to rank c.
 
 gloo sends a payload only once it has heard that the receive is posted, which costs a
-latency more. So receives of small parts are posted ahead. They fill rooms: memory of
-the channel's own, as nobody knows yet where the next part is wanted. A part has its
-size before it there, as parts of other sizes fit in too.
+latency more. So receives of small parts are posted ahead. Nobody knows yet where the
+next part is wanted, so these receives fill memory of the channel's own, called rooms. A
+room has one of a few sizes, and parts of several sizes fit in. So the size of a part is
+sent before its bytes.
 
 A large part is cut into pieces. gloo's time-out bounds the wait for each piece, so it
-bounds silence and not the time of a payload. Meanwhile a sum adds up what has come.
+bounds silence and not the time of a payload. While later pieces are on their way, a sum
+adds up the pieces that have come.
 
-No rank's choice of when to post changes which payload fills which receive. gloo matches
-sends and receives of one tag in the order in which they began. A piece's tag is its
-size or that of its room, which both ends derive from the size of the part. Both ends
-begin their pieces in the order of verbs. So of two ranks, the k-th piece of a tag fills
-the k-th receive of this tag, whenever that was posted. Sums that are gathered have tags
-of their own, as their receives begin before those of verbs beside them.
+Ranks may post receives at different times, and the same payload still fills the same
+receive. gloo matches sends and receives of one tag in the order in which they began. A
+piece's tag is its size, or the size of its room. Both ends derive it from the size of
+the part, and begin their pieces in the order of verbs. So between two ranks the k-th
+piece of a tag fills the k-th receive of this tag. In an all-reduce, receives of the
+gathered sums begin early, before receives of verbs that are started together with it.
+So gathered sums have tags of their own.
 """
 
 from __future__ import annotations
@@ -65,26 +68,26 @@ from ...errors import ExitCode, RankFailed
 Straight = AllGather | AllReduce | AllToAll | ReduceScatter
 """The verbs whose parts may go straight to each rank."""
 DIRECT_TAGS = 2**30
-"""Tags from here on are those of direct parts; smaller ones are those of sends."""
+"""The least tag of direct parts; smaller tags are those of sends."""
 _ROOM_TAGS = DIRECT_TAGS | 2**29
-"""Tags from here on are those of parts with a room, and hold the size of the room."""
+"""The least tag of parts with a room; the size of the room is added to it."""
 _SUM_TAGS = DIRECT_TAGS | 2**28
-"""Tags from here on are those of sums, and of rows, that are gathered."""
+"""The least tag of gathered sums, and of the second hop of a gather in rows."""
 PIECE_BYTES = 2**20
 """The most bytes of a piece, as of a segment of gloo's rings."""
 TREE_BYTES = 2**24
-"""The most bytes of a piece of a broadcast: gloo passes two on at a time."""
+"""The most bytes of a piece of a broadcast, in which gloo passes pieces down a tree."""
 _LEAST_RATE = 1.25e6
-"""Bytes in a second of the slowest link on which a time-out bounds silence alone."""
+"""Bytes per second of the slowest link on which a piece fits into the time-out."""
 _UNDER_WAY_BYTES = 2**25
-"""The bytes of one sum, at most, whose receives wait at once, on all ranks together.
+"""The most bytes of one sum whose receives wait at once, on all ranks together.
 
 A link of 1 Gbit/s with a round trip of 80 ms has 10 MB on the way.
 """
 _LEAST_BYTES = 256
 """The size of the smallest rooms."""
 _LEAST_SAVED = 2
-"""Parts, at least, that a rank need not send if a gather takes two hops."""
+"""A gather takes two hops only if each rank then sends at least so many parts less."""
 
 
 class Waits(Protocol):
@@ -111,7 +114,7 @@ def goes_straight(verb: Communication, channel: HostChannel) -> TypeGuard[Straig
 
 
 def room_bytes(part_bytes: int, world: int) -> int:
-    """The bytes of the room of a part, a power of two; 0 for a large part without one.
+    """The size of the room for a part, a power of two; 0 for a large part without one.
 
     gloo would end a process that receives more bytes than it has room for.
 
@@ -125,7 +128,7 @@ def room_bytes(part_bytes: int, world: int) -> int:
 
 
 def piece_numels(numel: int, world: int, item_bytes: int = 1) -> list[int]:
-    """The elements of the pieces in which a part travels: the first has a room.
+    """The number of elements of each piece of a part; the first piece fits in a room.
 
     >>> piece_numels(3_000_000, 4)
     [524280, 1048576, 1048576, 378568]
@@ -154,14 +157,14 @@ class Receive(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A part that is sent: its work, and the room that it leaves from, if any."""
+    """A send under way: its work, and the room that holds the part, if any."""
 
     work: Waits
     room: Tensor | None
 
 
 class OtherSize(RankFailed):
-    """A part that arrived has another size than the one that was wanted.
+    """A part that arrived does not have the size that this rank wants.
 
     ``src`` is its sender's place in the verb's group.
     """
@@ -174,10 +177,10 @@ class OtherSize(RankFailed):
 class HostChannel(ProcessGroupGloo):
     """gloo among hosts, with receives that are posted before parts are wanted.
 
-    As many receives of a tag wait ahead as are in use at once. A verb posts receives of
-    the next verb when it begins, so their notes are there in time. A receive that
-    nothing fills waits until the channel closes, and its errors show only where it is
-    used: ranks may close their channels one after another.
+    A verb posts receives for the next verb when it begins, so the senders have heard of
+    them in time. For each tag as many receives wait as verbs use at once. A receive
+    that nothing fills waits until the channel closes. Its errors show only if a verb
+    uses it, as ranks may close their channels one after another.
 
     Args:
         store: The store in which the ranks meet.
@@ -195,24 +198,25 @@ class HostChannel(ProcessGroupGloo):
         self._ahead: dict[tuple[int, int], deque[Receive]] = defaultdict(deque)
         """The receives that wait, by the rank that sends and the size of their room."""
         self._num_used: Counter[tuple[int, int]] = Counter()
+        """The number of receives that verbs use now, by the same key."""
         self._free: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         """The rooms whose receives have ended, by the same key."""
         self._spare: dict[int, list[Tensor]] = defaultdict(list)
         """Memory for what is sent, and for large pieces of sums, by its size."""
         self.tree_bytes = TREE_BYTES
-        """The most bytes of a piece of a broadcast, which a time-out has room for."""
+        """The most bytes of a piece of a broadcast; it fits into the time-out."""
         if world > 1:
             most = _LEAST_RATE * timeout.total_seconds() / (4 * (world - 1))
             self.tree_bytes = max(_LEAST_BYTES, min(TREE_BYTES, int(most)))
         self.latency_s = 0.0
-        """The latency to the farthest rank, one way, on which all ranks agree."""
+        """The latency to the farthest rank, one way; the same figure on all ranks."""
         self.row_width = world
-        """The ranks in a row of small gathers; all of them where one hop is faster."""
+        """The ranks in a row of small gathers; all ranks if one hop is faster."""
         self.ahead_bytes = 0
         """Bytes of all rooms of receives, which serve again and again."""
 
     def begin_sends(self, parts: Sequence[tuple[int, Tensor]]) -> list[Sent]:
-        """Sends each part to the rank before it."""
+        """Sends parts; each pair has the rank that gets the part, and the part."""
         rooms = {}
         sends = []
         for dst, part in parts:
@@ -245,7 +249,7 @@ class HostChannel(ProcessGroupGloo):
             self.give(room)
 
     def take(self, size_bytes: int) -> Tensor:
-        """Memory of the channel's own, to be given back."""
+        """Takes memory of the channel's own, to be given back by ``give``."""
         spare = self._spare[size_bytes]
         return spare.pop() if spare else _memory(size_bytes)
 
@@ -256,11 +260,11 @@ class HostChannel(ProcessGroupGloo):
     def begin_receive(self, src: int, part: Tensor, *, is_awaited: bool) -> Receive:
         """The receive of the next part from ``src``, which has the size of ``part``.
 
-        A large part fills ``part`` itself, and any other fills a room. ``is_awaited``
-        says whether ``src`` waits for a part that is sent from here after this call.
-        Only then receives are posted ahead: ``src`` cannot close before it has their
-        notes. A note to a closed rank makes TCP drop the parts that are still on their
-        way from there.
+        A large part fills ``part`` itself, and any other part fills a room.
+        ``is_awaited`` says whether ``src`` waits for a part that this rank sends after
+        this call. Only then receives are posted ahead, as ``src`` hears of them before
+        it can close. If it had closed, TCP would answer by a reset, and drop the parts
+        that are still on their way from there.
         """
         size_bytes = room_bytes(part.nbytes, self.size())
         if not size_bytes:
@@ -276,13 +280,13 @@ class HostChannel(ProcessGroupGloo):
     def _post_ahead(self, key: tuple[int, int]) -> None:
         src, _ = key
         ahead = self._ahead[key]
-        # a rank that has left sends no more: an error once its part is wanted
+        # A rank may have left. That is an error only once its part is wanted.
         with suppress(RuntimeError):
             while self._free[key] or len(ahead) < self._num_used[key]:
                 ahead.append(self._post(src, self._room(key)))
 
     def arrived(self, receive: Receive, part: Tensor) -> Tensor:
-        """Waits for the bytes of ``part``; returns them, which may lie in a room.
+        """Waits for the bytes of ``part``; returns them, maybe as part of a room.
 
         Raises ``OtherSize`` if the other rank has sent a part of another size.
         """
@@ -326,14 +330,14 @@ def _memory(size_bytes: int) -> Tensor:
 
 
 def _large_tag(part: Tensor) -> int:
-    """The tag of a part without a room: it meets a receive of its size alone."""
+    """The tag of a part without a room: it only meets a receive of the same size."""
     return DIRECT_TAGS | part.nbytes
 
 
 def agree_on_ways(channel: HostChannel) -> None:
-    """Measures the latency to the farthest rank, and how small gathers are fastest.
+    """Measures the latency to the farthest rank, and which small gathers are faster.
 
-    All ranks call it, and the channel then has the same figures on all.
+    All ranks call it. Then they choose the same ways, as they have the same figures.
     """
     world = channel.size()
     width = row_width(world)
@@ -352,7 +356,7 @@ def agree_on_ways(channel: HostChannel) -> None:
 def row_width(world: int) -> int:
     """The ranks in a row, if rows may be faster; else all ranks.
 
-    Rows have the same length, so that columns have it too.
+    All rows have the same length, and so have all columns.
 
     >>> row_width(4), row_width(8), row_width(12), row_width(13)
     (4, 4, 4, 13)
@@ -415,9 +419,9 @@ def _goes_in_rows(part: Tensor, channel: HostChannel) -> bool:
 
 
 def ring_numels(numel: int, world: int, item_bytes: int) -> list[int]:
-    """The elements of each rank's chunk in gloo's ring all-reduce.
+    """The number of elements of each rank's chunk in gloo's ring all-reduce.
 
-    gloo cuts a buffer into segments, and gives each rank as many of them.
+    gloo cuts a buffer into segments, and gives each rank the same number of them.
 
     >>> ring_numels(35, 4, 4), ring_numels(3, 4, 4)
     ([10, 10, 10, 5], [2, 1, 0, 0])
@@ -433,7 +437,7 @@ def ring_numels(numel: int, world: int, item_bytes: int) -> list[int]:
 def _exchange(
     own: Sequence[Tensor], arriving: Sequence[Tensor], channel: HostChannel
 ) -> Transfer:
-    """A transfer of whole parts, with the one that this rank keeps."""
+    """A transfer of whole parts; the part for this rank itself is copied."""
     # equal parts are cut once
     pieces_of = {id(part): _pieces(part, len(own)) for part in own}
     sent = [pieces_of[id(part)] for part in own]
@@ -450,11 +454,11 @@ def _pieces(part: Tensor, world: int) -> Sequence[Tensor]:
 
 
 class Transfer:
-    """Pieces under way: those of ``own[i]`` go to rank i, and what it sends has the
-    sizes of ``arriving[i]``.
+    """Pieces under way: ``own[i]`` go to rank i, and ``arriving[i]`` come from rank i.
 
-    Receives begin first, as gloo sends only what a receive waits for. If ``is_awaited``
-    all ranks wait for this one later; without it, only those that it sends a part to.
+    Receives begin first, as gloo sends only payloads that a receive waits for. If
+    ``is_awaited``, all ranks later wait for a part of this rank. Else only the ranks
+    that get a part in this transfer do.
     """
 
     def __init__(
@@ -480,9 +484,10 @@ class Transfer:
         )
 
     def arrived(self) -> dict[int, Tensor]:
-        """One piece of each sender, once all and this rank's are over.
+        """Waits until all pieces are sent and received; returns those that came.
 
-        They may lie in rooms, which ``free`` gives back.
+        They are by sender, one of each. They may lie in rooms, which ``free`` gives
+        back.
         """
         pieces = {
             receive.src: self._channel.arrived(receive, piece)
@@ -509,11 +514,14 @@ class Transfer:
 class GatherInRows:
     """A gather under way in two hops: along this rank's row, then along its column.
 
-    Ranks of a row follow one another, so what a row has gathered is one part.
+    Ranks of a row follow one another, so the parts of a row lie side by side, and are
+    sent as one block.
     """
 
     TAGS: ClassVar = _SUM_TAGS
-    """The tags of the second hop, whose sends begin after those of verbs beside it."""
+    """The tags of the second hop. Its sends begin after those of verbs that are started
+    together with it, so it needs tags of its own.
+    """
 
     def __init__(self, parts_WN: Tensor, own_N: Tensor, channel: HostChannel) -> None:
         rank = channel.rank()
@@ -555,8 +563,8 @@ class Sum:
     """Sums of parts under way: ``own[i]`` goes to rank i, which adds up what it gets.
 
     ``total`` becomes this rank's sum, in the order of gloo's ring. It may be this
-    rank's own part. ``gathered`` become all ranks' sums, ``total`` among them. Without
-    them this rank has its own alone.
+    rank's own part. ``gathered`` become the sums of all ranks, ``total`` among them. If
+    it is empty, this rank gets no sum of others.
     """
 
     def __init__(
@@ -570,7 +578,7 @@ class Sum:
         world = len(own)
         self._channel = channel
         self._down = [(rank - away) % world for away in range(1, world)]
-        """The other ranks, as the ring passes this rank's chunk through them."""
+        """The other ranks, in the order in which gloo's ring adds up their parts."""
         numels = piece_numels(max(map(len, own)), world, total.itemsize)
         ends = [*accumulate(numels)]
         cuts = [
@@ -580,6 +588,7 @@ class Sum:
         """The parts of each piece, by rank."""
         self._totals = [total[cut] for cut in cuts]
         self._to = self._down if gathered else []
+        """The ranks that get this rank's sum."""
         self._gathers: list[Waits] = []
         for cut in cuts:
             for src in self._to:
@@ -607,7 +616,7 @@ class Sum:
         self._pushes.append(Transfer(own, arriving, self._channel, is_awaited=True))
 
     def wait(self) -> None:
-        """Waits until all elements are sums."""
+        """Waits until ``total`` and ``gathered`` are sums."""
         for at, total in enumerate(self._totals):
             self._add_up(at)
             self._push()
@@ -617,7 +626,7 @@ class Sum:
             work.wait()
 
     def _add_up(self, at: int) -> None:
-        """Makes this rank's sum of a piece, once it is here."""
+        """Makes this rank's sum of a piece, once the other ranks' parts are here."""
         total = self._totals[at]
         arrived = self._pushes[at].arrived()
         if arrived:
@@ -632,5 +641,5 @@ class Sum:
                 self._channel.give(memory)
 
     def _has_rooms(self, total: Tensor) -> bool:
-        """Whether parts of the size of a sum arrive in rooms."""
+        """Whether parts as long as this sum arrive in rooms."""
         return room_bytes(total.nbytes, self._channel.size()) > 0

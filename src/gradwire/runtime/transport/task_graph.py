@@ -7,8 +7,8 @@ one for each process group, so that a message that waits for a peer does not hol
 others; the graph grows as the messages' steps go on; a task may be begun in the thread
 that freed it and end in another, so that no thread is woken up only to wait for it.
 HiPress also joins encodes that wait in one queue. Here a plan, or `default_fusion`,
-puts such gradients into one message, with one call of the codec. Joining encodes of
-several messages as well would save a tenth of that at most, as few wait at one time.
+puts such gradients into one message, with one call of the codec. Joining the encodes of
+several messages would save a tenth as much at most, as few encodes wait at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import Any
 
 Clock = Callable[[], float]
 Over = Callable[[BaseException | None], None]
+"""A callback for the end of some work: with its error, or None."""
 Begin = Callable[[Over], None]
+"""Starts work that another thread does, and has the ``Over`` called at its end."""
 
 
 def wall_clock() -> float:
@@ -39,12 +41,13 @@ _ORIGIN = time.time() - time.perf_counter()
 class Task:
     """One piece of work: ``fn`` runs on ``lane`` once all tasks it waits for are done.
 
-    Without ``fn`` it is only a place in the graph. ``order`` ranks the ready tasks of
-    one lane, smallest first. A task without a lane runs at once, in the thread that
-    promoted it, so it must be short. A task with ``begin`` starts work that another
-    thread does. It is done once the function that ``begin`` gets is called, with the
-    error if there was one. A task that ``is_light`` runs in the thread that promoted
-    it, if its lane has nothing else to do: waking the lane's thread would take longer.
+    Without ``fn`` it is only a place in the graph. Of the ready tasks of a lane, the
+    one with the smallest ``order`` runs first. A thread promotes a task if it ends the
+    last task that this one waited for. A task without a lane runs at once, in the
+    thread that promoted it, so it must be short. A task with ``begin`` starts work that
+    another thread does. It is done once the callback that ``begin`` gets is called. A
+    task that ``is_light`` runs in the thread that promoted it, if its lane has nothing
+    else to do: waking the lane's thread would take longer.
     """
 
     name: str
@@ -68,10 +71,10 @@ Observer = Callable[[Task, float, float], None]
 class TaskManager:
     """Runs tasks on lanes, a thread for each, in the dependency graph's order.
 
-    ``observe(task, start_s, end_s)`` is called after each task of a lane;
+    ``observe(task, start_s, end_s)`` is called after each task of a lane, and
     ``on_error(task, error)`` once, at the first task that raises. After that no further
-    task is started. The thread of a lane in ``spare`` begins with the lane's first
-    task. ``prepare`` is called once in each lane's thread.
+    task is started. A lane in ``spare`` gets its thread when its first task comes.
+    ``prepare`` is called once in each lane's thread.
     """
 
     def __init__(
@@ -142,11 +145,9 @@ class TaskManager:
         return threading.current_thread() in self._threads
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for what a stopped manager has begun.
+        """Waits for the tasks that a stopped manager has begun, unless abandoned.
 
-        Returns whether all of it is over.
-
-        It does not wait for abandoned tasks.
+        Returns whether all of them are over.
         """
         end_s = time.monotonic() + (0.0 if self._is_abandoned else timeout_s)
         others = [one for one in self._threads if one is not threading.current_thread()]
@@ -159,7 +160,7 @@ class TaskManager:
         return is_over and not any(thread.is_alive() for thread in others)
 
     def abandon(self) -> None:
-        """From now on, a task under way that ends starts no other task."""
+        """Has tasks that are still under way free no other task once they end."""
         with self._lock:
             self._is_abandoned = True
 
@@ -221,12 +222,13 @@ class TaskManager:
                     if not self._num_begun:
                         self._none_begun.notify_all()
 
-        task.begin = None  # and what it refers to
+        task.begin = None  # a task that is kept must not keep the buffers of its work
         try:
             begin(over)
         except BaseException as error:
             over(error)
             pass_on(error)
+        # A later call of ``over`` in this thread promotes tasks by itself.
         beginning = 0
         return freed
 
@@ -238,7 +240,7 @@ class TaskManager:
             self._count += 1
             heapq.heappush(self._ready[lane], (task.order, self._count, task))
             is_idle = lane not in self._busy
-        if is_idle:  # else who does its work looks here next
+        if is_idle:  # a thread that works for a lane looks for its next task itself
             self._wake[lane].put(None)
 
     def _serve(self, lane: str) -> None:
@@ -268,9 +270,9 @@ class TaskManager:
             return True
 
     def _do(self, task: Task, lane: str) -> list[Task]:
-        """Runs a task of a lane that was taken, and gives it back.
+        """Runs a task on a lane that the caller has taken, and gives the lane back.
 
-        Returns what the task freed.
+        Returns the tasks that this task freed.
         """
         start_s = self._clock()
         is_done = self._run(task)
@@ -317,8 +319,8 @@ class TaskManager:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an error is to end the process, whatever it does: ``KeyboardInterrupt``,
-    ``SystemExit``. Nothing takes another error's place before it."""
+    """Whether an error is one that ends the process, as ``KeyboardInterrupt`` and
+    ``SystemExit`` do. It is reported even after another error."""
     return not isinstance(error, Exception)
 
 
@@ -346,7 +348,7 @@ class Once:
             if self.called:
                 return
             self.called = True
-        # and what it refers to
+        # A kept object must not keep the objects that its callback refers to.
         callback = self._callback
         self._callback = lambda failure: None
         callback(failure)

@@ -87,7 +87,7 @@ FOLDER = "GRADWIRE_RECORDS"
 for temporary files.
 """
 BATCH_BYTES = 2**25
-"""The bytes of small tensors that one broadcast carries at an attach, about."""
+"""About the bytes of small tensors that one broadcast of an attach carries."""
 POLL_S = 0.02
 """Seconds between two reads of a store by a rank that waits for other ranks' keys."""
 _log = logging.getLogger("gradwire")
@@ -106,13 +106,14 @@ def open_channels(
 ) -> list[Channel]:
     """``count`` process groups of the same ranks, each for one message at a time.
 
-    They are gloo groups whatever the backend of the user's group is: their payloads lie
-    in host memory (`streams`). Payloads of a device may take another way (`backends`).
-    ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve:
-    it names a group by the number of groups that the process has. Ranks with different
-    numbers of groups would wait for each other for ever. It also keeps groups, with
-    their connections, until the job ends. Channels that carry no collective need not be
-    measured.
+    They are gloo groups, whatever the back end of the user's group is: their payloads
+    lie in host memory (`streams`). Payloads in a device's memory may take another way
+    (`backends`). These ranks know ``name``, and use it once. If ``is_measured``, the
+    channels know their latency, by which collectives choose their way.
+
+    ``dist.new_group`` cannot be used: it names a group by the number of groups that the
+    process has. Ranks with different numbers of groups would wait for each other for
+    ever. It also keeps groups, with their connections, until the job ends.
     """
     store = group_store(name, timeout)
     channels = [
@@ -162,8 +163,9 @@ def default_store() -> Any:
 
 
 REJOINED = "rejoin"
-"""The beginning of a membership's name if it has a newcomer, a process of no group."""
+"""The beginning of a membership's name if one of its ranks joined the running job."""
 _given: list[Any] = []
+"""The store that the user gave, if any."""
 
 
 def meet_in(store: Any) -> None:
@@ -198,9 +200,9 @@ def own_store(name: str) -> Any:
 
 
 def group_store(name: str, timeout: timedelta) -> Any:
-    """``own_store``, for a process group whose ranks wait for each other there.
+    """``own_store`` for a process group, whose ranks wait in it for each other.
 
-    A rank that never comes keeps no other connection busy.
+    The wait for a rank that never comes blocks this connection alone.
     """
     store = own_store(name)
     store.set_timeout(timeout)
@@ -208,10 +210,10 @@ def group_store(name: str, timeout: timedelta) -> Any:
 
 
 def missing_keys(store: Any, keys: list[str], within_s: float) -> tuple[int, ...]:
-    """The places of keys that a store still lacks after ``within_s`` seconds.
+    """The places in ``keys`` of those that a store still lacks after ``within_s``.
 
-    It is asked again and again, as every ``store.wait()`` that times out writes a
-    warning to the log.
+    The store is asked again and again, and not by ``store.wait()``: each of its
+    time-outs would write a warning to the log.
     """
     end_s = time.monotonic() + within_s
     while not store.check(keys):
@@ -222,12 +224,11 @@ def missing_keys(store: Any, keys: list[str], within_s: float) -> tuple[int, ...
 
 
 def in_background(work: Callable[[], _T]) -> Future[_T]:
-    """Runs work that may wait for ever on a thread that nothing waits for.
+    """Runs work that may wait for ever, in a daemon thread of its own.
 
-    Work with the store may: torch bounds how long a store waits for a key, but not how
-    long it waits for the store's host. If the host is stopped, no call comes back. An
-    interpreter that ends starts no thread, since Python 3.12: the future then holds
-    that error.
+    Calls of a store may wait for ever: torch bounds the wait for a key, but not the
+    wait for the store's host. If the host is stopped, no call returns. Since Python
+    3.12 an interpreter that ends starts no thread. Then the future holds that error.
     """
     done: Future[_T] = Future()
 
@@ -246,13 +247,13 @@ def in_background(work: Callable[[], _T]) -> Future[_T]:
 
 @dataclass
 class RankGroup:
-    """The ranks of one kind of verbs, this one's place among them, and its channels.
+    """The ranks that one kind of verbs reaches (`Among`), and the channels to them.
 
-    There is a channel for each communication lane. ``direct`` is the one that sends
-    from a device's memory, if there is one. ``name`` is used once, as for
-    ``open_channels``. ``ranks`` are their numbers among the ranks that average; ranks
-    with other shards have none. ``lends`` is true if they read each other's host
-    memory.
+    ``rank`` is this rank's place among these ``world`` ranks. There is a channel for
+    each communication lane. ``direct`` is the channel that sends from a device's
+    memory, if there is one. ``name`` is used once, as for ``open_channels``. ``ranks``
+    are their numbers among the ranks that average; it is empty for ranks with other
+    shards. If the group ``lends``, its ranks read each other's host memory.
     """
 
     name: str
@@ -307,10 +308,10 @@ class LastVerbs:
     def write(
         self, rank: int, world: int, error: BaseException, text: str
     ) -> Path | None:
-        """Writes the record and notes its path on the error, which says ``text``.
+        """Writes the record, with the error's ``text``; adds its path to the error.
 
-        Returns the path, or None where there is nothing to write.
-        A folder that cannot be written to is logged, as the error itself matters more.
+        Returns the path, or None if there is nothing to write. If the folder cannot be
+        written to, that is only logged, as the error itself matters more.
         """
         verbs = [asdict(verb) for verb in tuple(self._verbs)]
         if not verbs:
@@ -435,7 +436,7 @@ class Routes:
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of memory that receives fill which are posted ahead."""
+        """Bytes of the memory for receives that are posted ahead; see `direct`."""
         groups = tuple(self.groups.values())
         return sum(one.ahead_bytes for group in groups for one in group.channels)
 
@@ -455,15 +456,18 @@ class Routes:
             group = self.groups.popitem()[1]
             group.close_direct()
             channels += group.channels
-            group.channels = []  # else the last would be closed with it, one by one
+            # else they would be closed one by one, as the group is dropped
+            group.channels = []
         give_back(channels)
 
 
 def lent(verb: AllToAll, host: RankGroup) -> Steps[list[Tensor] | None]:
-    """An all-to-all of a host's ranks, which read each other's rooms once mapped.
+    """An all-to-all of a host's ranks through shared memory.
 
-    Each time ranks announce whether they have a new room. By this all-gather all ranks
-    also wait for each other.
+    A room is memory that the other ranks of the host can map (`mapped_room`). Ranks map
+    each other's rooms once, and read from them in each step. In each step an all-gather
+    says whether a rank has a new room. By it ranks also wait until all rooms are
+    written. Returns the parts in the rooms, or None if the bytes were sent.
     """
     room = verb.room
     if not host.lends:
@@ -523,10 +527,11 @@ _REMEDIES = {
 
 
 def as_on_a_lane(side: SideStream | None = None) -> AbstractContextManager[None]:
-    """A block without the settings that the caller's thread has for its own tensors.
+    """A block without the caller's settings of torch, such as autocast.
 
-    If a device computes, the block launches on the ``side`` stream. Only settings that
-    are set are undone: to undo all took 0.28 ms per message, more than the encode.
+    So code in it computes as on a lane's thread. If a device computes, the block
+    launches on the ``side`` stream. Only settings that are set are undone: to undo all
+    took 0.28 ms per message, more than the encode.
     """
     is_set = (
         torch.is_grad_enabled()
@@ -545,7 +550,7 @@ _UNCHANGED = nullcontext()
 def _undone(side: SideStream | None) -> Iterator[None]:
     """A block in which no setting is set."""
     with ExitStack() as undo:
-        if torch._C._len_torch_function_stack():  # where a default device is, too
+        if torch._C._len_torch_function_stack():  # a default device is on it, too
             undo.enter_context(torch.device("cpu"))
         if torch.is_inference_mode_enabled():
             undo.enter_context(torch.inference_mode(False))
@@ -559,7 +564,10 @@ def _undone(side: SideStream | None) -> Iterator[None]:
 
 
 def is_begun(verbs: Sequence[Communication], channel: Channel) -> bool:
-    """Whether verbs run without a thread that waits: gloo has futures for them."""
+    """Whether a verb needs only to be begun, as gloo's future reports its end.
+
+    Other verbs need a thread that waits for them.
+    """
     verb, *others = verbs
     waits = isinstance(verb, Send | Recv) or goes_straight(verb, channel)
     is_cut = verb.buf.nbytes > _most_bytes(verb, channel)
@@ -571,8 +579,8 @@ def begin(
 ) -> None:
     """Starts a verb, and has ``over`` called when it has ended.
 
-    The call comes in a thread of the channel's own, or at once in this thread if the
-    verb has ended already. ``seals`` are its checksums.
+    One of the channel's own threads calls it. If the verb has ended already, this
+    thread does so at once. ``seals`` are the verb's checksums.
     """
     works = [start(verb, channel)]
     last = over
@@ -615,12 +623,12 @@ def carry_out(
 ) -> None:
     """Starts all verbs, each on its own channel, then waits for all of them.
 
-    Receives start first. gloo's sender waits for a note that the receive has started.
-    Behind a payload on its way out the note itself would wait for the link: 8 hosts at
-    100 Mbit took 320 ms for rounds that take 280. ``seals`` are the verbs' checksums,
-    which are taken while payloads are on their way. With ``straight`` the parts of
-    some verbs go straight to each rank: see `direct`. ``meanwhile`` is called before
-    the wait.
+    Receives start first: gloo sends a payload only once the receiver's note says that
+    the receive has started. If a rank's own payload left first, its note would wait
+    behind the payload for the link. 8 hosts at 100 Mbit/s then took 320 ms for rounds
+    that take 280 ms. ``seals`` are the verbs' checksums, which are computed while
+    payloads are on their way. With ``straight`` the parts of some verbs go straight to
+    each rank: see `direct`. ``meanwhile`` is called before the wait.
     """
     order = sorted(range(len(verbs)), key=lambda at: isinstance(verbs[at], Send))
     works = [(at, start(verbs[at], channels[at], straight=straight)) for at in order]
@@ -646,8 +654,8 @@ def carry_directly(
 ) -> None:
     """Launches verbs on the memory of ``device``; the current stream waits for them.
 
-    Sends and receives of a channel are launched together: on a device each would wait
-    for the one before it, and so could two ranks for each other.
+    All sends and receives of a channel are launched together. Launched one by one, each
+    would wait for the one before it, and two ranks could wait for each other.
     """
     for channel in dict.fromkeys(channels):
         own = [
@@ -663,16 +671,16 @@ def carry_directly(
 
 
 def _tag(buf: Tensor) -> int:
-    """The tag of a transfer: a send and a receive meet only if their sizes agree. gloo
-    ends a process that receives more bytes than it has room for.
+    """The tag of a transfer, which is its size: only a send and a receive of the same
+    size meet. gloo ends a process that receives more bytes than it has room for.
     """
     return buf.nbytes % DIRECT_TAGS
 
 
 class Works:
-    """The works of a buffer's pieces: a time-out bounds the wait for each of them.
+    """The works of a buffer's pieces; the time-out bounds the wait for each piece.
 
-    So it bounds a peer's silence, and not the time of a long payload.
+    So it bounds how long a peer is silent, and not how long a payload takes.
     """
 
     def __init__(self, works: Sequence[Waits]) -> None:
@@ -685,8 +693,9 @@ class Works:
 
 
 def _most_bytes(verb: Communication, channel: Channel) -> float:
-    """The most bytes of a verb that gloo moves at once; it has pieces of its own for
-    the verbs that are not named here.
+    """The most bytes of a verb that gloo gets at once.
+
+    There is no limit for verbs that gloo itself cuts into pieces.
     """
     match verb:
         case Send() | Recv():
