@@ -145,6 +145,12 @@ def check_vector(
         raise invalid(name, tensor.dtype, f"of dtype {listed}", "convert it with .to()")
 
 
+def first_outside(indices_K: torch.Tensor, num_places: int) -> int:
+    """The place of the first index that is not in [0, num_places); -1 if all are."""
+    outside = ((indices_K < 0) | (indices_K >= num_places)).nonzero()
+    return int(outside[0]) if outside.numel() else -1
+
+
 def check_floating(name: str, tensor: torch.Tensor) -> None:
     """Raises InvalidSetting unless ``tensor`` is a contiguous floating-point vector."""
     check_vector(name, tensor, tensor.numel())

@@ -206,12 +206,6 @@ def _scheduler_of(plan: Plan | None, world: int | None) -> SchedulerOf | None:
     return partial(extension("coordinator", "a plan's bulk"), plan.bulk)
 
 
-def _sweep_meeting(engine: Engine) -> None:
-    """Forgets the notes of an attach, which all have read once all have connected."""
-    if engine.num_channels and engine.rank == 0:
-        engine.sweep(MEETING)
-
-
 _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
 """Fields of options and failure policy that ranks compare elsewhere, or not at all."""
 
@@ -465,7 +459,8 @@ class Attachment:
             group = newcomer.admitted.group
         else:
             engine = engine_of(self.everyone)
-            _sweep_meeting(engine)
+            if engine.num_channels and engine.rank == 0:
+                engine.sweep(MEETING)  # all have read their notes of it by now
             group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
         undo = ExitStack()
         undo.callback(engine.close)
@@ -728,12 +723,12 @@ class Attachment:
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
         """The hooks of a DDP model that has messages, or may get some; else None."""
-        from .ddp.comm_hook import DDPHooks, DDPInTurn, count_steps, serve_hook
+        from .ddp.comm_hook import DDPHooks, DDPInTurn, StepCounter
 
         settings = self.settings
         params = self.params
         if self.is_left_to_ddp(progress.synchroniser.messages):
-            undo.callback(count_steps(progress, model, params))
+            undo.callback(StepCounter(progress, model, params).remove)
             return None
         is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
         # A static graph gives its gradients to DDP late, and twice in the first step.
@@ -745,7 +740,7 @@ class Attachment:
             kind = DDPHooks
             if settings.survives:
                 from .ddp.surviving import SurvivingHooks as kind
-            hooks = serve_hook(progress, model, params, kind)
+            hooks = kind(progress, params, model)
         undo.callback(hooks.remove)
         return hooks
 

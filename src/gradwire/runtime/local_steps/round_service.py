@@ -653,12 +653,10 @@ class RoundService:
         elif (mail := self._mail) is not None and dst in self._labels:
             mail.send(self._labels.index(dst), message, on_sent)
 
-    def _send_to_others(
-        self, message: RoundMessage, on_sent: _Event | None = None
-    ) -> None:
+    def _send_to_others(self, message: RoundMessage) -> None:
         for rank in self._labels:
             if rank != self.rounds.rank:
-                self._send(rank, message, on_sent)
+                self._send(rank, message)
 
     def _lose(self, engine: Engine, error: BaseException) -> None:
         if not engine.failure:
