@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import logging
 import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,11 @@ from typing import Literal
 
 import torch
 
-from ..errors import invalid
+from ..errors import invalid, log
 from .compiler import CppSource, load_compiled, reference_only
 
 __all__ = ["backend", "libraries", "load_library", "loader", "reference_only"]
 
-_log = logging.getLogger("gradwire")
 _SOURCES = Path(__file__).parent / "csrc"
 _named: dict[tuple[str, Path], None] = {}
 """The libraries that imported modules call."""
@@ -110,7 +108,7 @@ def has_triton() -> bool:
     """
     is_there = find_spec("triton") is not None
     if not is_there:
-        _log.warning(
+        log.warning(
             "GPU kernels run as slow torch code: triton is not installed; "
             'run: pip install "gradwire[triton]" to have them fast'
         )

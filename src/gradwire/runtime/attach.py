@@ -468,8 +468,7 @@ class Attachment:
             self.backend = AFTER_A_CHANGE
             if networks is not None:
                 self.backend = connect(engine, backend, networks, messages)
-            is_ddp = isinstance(self.model, DistributedDataParallel)
-            if newcomer is None and engine.world > 1 and not is_ddp:
+            if newcomer is None and engine.world > 1 and not self.is_ddp:
                 if is_idle:
                     engine.open_beside("attach", engine.timeout)
                 engine.broadcast(_unequal(self._shared(), engine))
@@ -494,6 +493,11 @@ class Attachment:
         weakref.finalize(handle, engine.finish_and_close)
         return handle
 
+    @property
+    def is_ddp(self) -> bool:
+        """Whether the model is a DDP model."""
+        return isinstance(self.model, DistributedDataParallel)
+
     def is_left_to_ddp(self, messages: Sequence[Message]) -> bool:
         """Whether DDP's own reducer averages the model's gradients, on all ranks alike.
 
@@ -502,9 +506,8 @@ class Attachment:
         with a plan, which has messages of its own, or a pilot, which may plan some.
         """
         exchange = self.settings.exchange
-        is_ddp = isinstance(self.model, DistributedDataParallel)
         if (
-            not is_ddp
+            not self.is_ddp
             or self.settings.asks_for_messages
             or not isinstance(exchange, Exchange)
         ):
@@ -528,7 +531,7 @@ class Attachment:
             return "compressed" if asks(name, param) else "uncompressed"
 
         tensors = [(name, param, how(name, param)) for name, param in self.held]
-        if isinstance(model, DistributedDataParallel):
+        if self.is_ddp:
             return tensors
         for name, param in model.named_parameters():
             if not param.requires_grad:
@@ -542,14 +545,13 @@ class Attachment:
     ) -> Fingerprint:
         model = self.model
         settings = self.settings
-        is_ddp = isinstance(model, DistributedDataParallel)
         shared: dict[str, object] = {
             "call": f"gw.{self.way}",
             "exchange": _digest(settings),
             **{key: settings.fields[key] for key in settings.fields if key not in _OWN},
             "num_channels": settings.channels,
             "may be left to DDP": not settings.asks_for_messages,
-            "model": "DistributedDataParallel" if is_ddp else "nn.Module",
+            "model": "DistributedDataParallel" if self.is_ddp else "nn.Module",
             "shards": place_in(shards, model),
             "ranks per host": settings.ranks_per_host,
             "scaler": settings.scaler
@@ -584,7 +586,7 @@ class Attachment:
         if isinstance(exchange, Exchange):
             made = self._fused(exchange, who)
         else:
-            made = self._planned(self.settings.plan, who, sparse_weights(self.model))
+            made = self._planned(self.settings.plan, who)
         if cluster is not None:
             for message in made:
                 message.know(cluster)
@@ -593,20 +595,18 @@ class Attachment:
     def _fused(self, exchange: Exchange, who: Membership) -> list[Message]:
         # DDP hands in zeros for parameters that this rank has not used. Without DDP,
         # ranks report which parameters they used.
-        is_ddp = isinstance(self.model, DistributedDataParallel)
-        num_flags = 0 if is_ddp else len(self.params)
+        num_flags = 0 if self.is_ddp else len(self.params)
         return fused_messages(
             self.model, self.carried, self.settings, exchange, who, num_flags=num_flags
         )
 
-    def _planned(
-        self, plan: Plan | None, who: Membership, sparse: set[int]
-    ) -> list[Message]:
+    def _planned(self, plan: Plan | None, who: Membership) -> list[Message]:
         """The messages of a plan; without one, as a pilot begins, all are dense."""
         if plan is None:
             return self._fused(exchange_for(none()), who)
         from .planned import check_for, messages_of
 
+        sparse = sparse_weights(self.model)
         check_for(plan, self.carried, sparse)
         return messages_of(
             plan, self.carried, sparse, who, self.settings.ranks_per_host
@@ -659,7 +659,7 @@ class Attachment:
             served = hooks or buckets
             assert served is not None, "a DDP model that is left to DDP has no pilot"
             who = progress.synchroniser.engine.who
-            made = partial(self._planned, who=who, sparse=set())
+            made = partial(self._planned, who=who)
             controls = Controls(model, params, progress, served, made, overlapping)
             undo.callback(controls.end)
             controls.begin(pilot)

@@ -15,7 +15,6 @@ error, after the time-out of DDP's own group, and gradwire names nobody.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...collective.steps.travel import bytes_sent
 from ...contract.spec import NamedParam
-from ...errors import InvalidSetting, invalid
+from ...errors import InvalidSetting, invalid, log
 from ..grid.reals import as_reals, grad_as_reals
 from ..liveness.alarm import said
 from ..overlap.overlap import Overlap
@@ -469,9 +468,6 @@ class _Bucket:
             self.future.set_result(self.buffer)
 
 
-_log = logging.getLogger("gradwire")
-
-
 class StepCounter:
     """Counts the steps of a model left to DDP, until ``remove`` is called.
 
@@ -499,7 +495,7 @@ class StepCounter:
                 "build the model without it, then attach",
             )
         if on_end is None:
-            _log.info(
+            log.info(
                 "all gradients are dense: DDP's own reducer averages them, and "
                 "gradwire counts"
             )

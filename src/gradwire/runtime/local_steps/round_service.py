@@ -17,7 +17,6 @@ on alone, and comes back in the same way.
 """
 
 import json
-import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -29,7 +28,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from ...errors import ExitCode, RankFailed
+from ...errors import ExitCode, RankFailed, log
 from ...exchange.rounds import (
     Answer,
     Merge,
@@ -61,7 +60,6 @@ _WAITING = (
     "only ranks %s have come to end_period() or a checkpoint, and wait for the others "
     "to make the same call; save a framework's checkpoint on all ranks"
 )
-_log = logging.getLogger("gradwire")
 _Event = Callable[[], None]
 
 
@@ -262,7 +260,7 @@ class RoundService:
             if not is_there():
                 self._check(left if needed is None else left & needed())
                 if needed is None and time.monotonic() >= warns_at_s:
-                    _log.warning(_WAITING, sorted({self._engine.rank, *self._notes}))
+                    log.warning(_WAITING, sorted({self._engine.rank, *self._notes}))
                     warns_at_s = inf
                 self._news.wait(_LOOK_S)
                 self._news.clear()
@@ -370,7 +368,7 @@ class RoundService:
         """
         self._note = note
         if self._num_met > self._num_calls:
-            _log.warning("the others made %s while this rank was away", note.call)
+            log.warning("the others made %s while this rank was away", note.call)
             self._met.append([])
             self._news.set()
             return
@@ -616,7 +614,7 @@ class RoundService:
     def _stay_out(self, why: str) -> None:
         """Goes on as before; a rank that is cut off asks again, for the time-out."""
         if self._parted_by is None:
-            _log.warning("a new process could not join: %s", why)
+            log.warning("a new process could not join: %s", why)
         elif time.monotonic() < self._gives_up_s:
             self._come_back()
         else:
