@@ -12,12 +12,16 @@ GradwireError
     └── RanksLost                  the others go on: the step is to be repeated
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from enum import IntEnum
 from functools import wraps
 from inspect import signature
 from typing import ParamSpec, Self, TypeVar
+
+log = logging.getLogger("gradwire")
+"""Where the library's warnings go, and what else it says beside errors."""
 
 
 class ExitCode(IntEnum):

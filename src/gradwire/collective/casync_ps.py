@@ -135,7 +135,8 @@ class casync_ps(Collective):
         yield from (_push_at_once if at_once else _push_in_rounds)(aggregator)
         size_bytes = (yield aggregator.encoding_mean()) if aggregator.serves else 0
         announced = yield from announce_all(me, codec, size_bytes, aggregator.limits)
-        if at_once and self._is_full(me.world):
+        # every rank has a partition, so no all-gather pulls in vain
+        if at_once and self._num_chunks in (None, me.world):
             yield from _pull_at_once(aggregator, announced, out_N)
         else:
             together = me.world - 1 if at_once else 1
@@ -160,10 +161,6 @@ class casync_ps(Collective):
         yield from (_push_at_once if at_once else _push_in_rounds)(aggregator)
         yield aggregator.giving_mean(out_C)
         return aggregator.states
-
-    def _is_full(self, world: int) -> bool:
-        """Whether every rank has a partition, so no all-gather pulls in vain."""
-        return self._num_chunks in (None, world)
 
     def _is_small(self, chunks: Chunks) -> bool:
         """Whether usual payloads, one a rank, can all be on their way at once."""

@@ -72,12 +72,6 @@ def check_share(setting: str, value: object) -> None:
     )
 
 
-def check_prescale(setting: str, value: object) -> None:
-    """Refuses what is no 1 / W."""
-    accepted = "1 over a number of ranks, from 2**-24 to 1"
-    check_number(setting, value, accepted, "leave it at 1", 2.0**-24, 1)
-
-
 def check_choice(what: str, value: object, accepted: tuple[object, ...]) -> None:
     """Refuses all but the values in ``accepted``."""
     if value not in accepted:

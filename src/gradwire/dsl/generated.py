@@ -200,20 +200,13 @@ def _picked(
 
 
 def _picked_of(sample_S: Tensor, how: Pick, numel: int) -> Tensor:
-    place = how.place(numel)
-    return _nth_smallest(
-        sample_S, sample_S.numel() - 1 - place if how.descending else place
-    )
-
-
-def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:
-    """The element of this rank, from 0, as a vector of one.
-
-    NaN ranks above infinity.
-    """
-    if vector_S.is_cpu:  # numpy's selection takes a fifth of the time of torch's
-        return torch.from_numpy(np.partition(vector_S.numpy(), rank)[rank : rank + 1])
-    return vector_S.kthvalue(rank + 1).values.view(1)
+    """The element that is picked, as a vector of one; NaN ranks above infinity."""
+    rank = how.place(numel)
+    if how.descending:
+        rank = sample_S.numel() - 1 - rank
+    if sample_S.is_cpu:  # numpy's selection takes a fifth of the time of torch's
+        return torch.from_numpy(np.partition(sample_S.numpy(), rank)[rank : rank + 1])
+    return sample_S.kthvalue(rank + 1).values.view(1)
 
 
 def _combined(
@@ -404,14 +397,6 @@ def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> 
     select.scatter_add(indices_K, _values(made, payload), sum_N, scale)
 
 
-def entries_kept(made: Kernels, payload: Payload) -> tuple[Tensor, Tensor]:
-    """Indices of the kept elements, and their decoded values (a reused buffer)."""
-    indices_K = payload[made.traced.indices.name]
-    if not indices_K.numel():
-        return indices_K, indices_K.to(torch.float32)
-    return indices_K, _values(made, payload)
-
-
 def _values(made: Kernels, payload: Payload) -> Tensor:
     """The values that the kept elements decode to."""
     decoded = made.decode.stores[0].sources[0]
@@ -568,7 +553,10 @@ class Generated(Compressor):
         made = self.kernels()
         if made.traced.keep is None:
             return super().entries(payload)
-        return entries_kept(made, payload)
+        indices_K = payload[made.traced.indices.name]
+        if not indices_K.numel():
+            return indices_K, indices_K.to(torch.float32)
+        return indices_K, _values(made, payload)  # a reused buffer
 
     def _encode(
         self,

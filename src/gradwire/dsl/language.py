@@ -45,6 +45,7 @@ from .symbols import (
     fold_by,
     lifted,
     made,
+    operated,
     refuse,
     working,
 )
@@ -178,32 +179,32 @@ def where(condition: Number, then: Number, otherwise: Number) -> Scalar:
 
 def smaller(a: Number, b: Number) -> Scalar:
     """The smaller of two; NaN if one is."""
-    return Scalar(made(Op.SMALLER, *alike(a, b)))
+    return operated(Op.SMALLER, a, b)
 
 
 def greater(a: Number, b: Number) -> Scalar:
     """The greater of two; NaN if one is."""
-    return Scalar(made(Op.GREATER, *alike(a, b)))
+    return operated(Op.GREATER, a, b)
 
 
 def floor(x: Number) -> Scalar:
     """The next whole number below, as a float32."""
-    return Scalar(made(Op.FLOOR, *alike(x, floating=True)))
+    return operated(Op.FLOOR, x)
 
 
 def round(x: Number) -> Scalar:
     """The nearest whole number, halves to even, as a float32."""
-    return Scalar(made(Op.ROUND, *alike(x, floating=True)))
+    return operated(Op.ROUND, x)
 
 
 def sqrt(x: Number) -> Scalar:
     """The square root, correctly rounded."""
-    return Scalar(made(Op.SQRT, *alike(x, floating=True)))
+    return operated(Op.SQRT, x)
 
 
 def finite(x: Number) -> Scalar:
     """Whether x is neither infinite nor NaN."""
-    return Scalar(made(Op.FINITE, *alike(x, floating=True)))
+    return operated(Op.FINITE, x)
 
 
 def random(low: Number = 0.0, high: Number = 1.0) -> Scalar:

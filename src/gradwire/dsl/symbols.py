@@ -193,7 +193,7 @@ class Scalar(Symbol):
 
     def _binary(self, op: Op, other: Number, *, swapped: bool = False) -> Scalar:
         pair = (other, self) if swapped else (self, other)
-        return Scalar(made(op, *alike(*pair, floating=op is Op.DIV)))
+        return operated(op, *pair)
 
     __add__, __radd__ = _both(Op.ADD)
     __sub__, __rsub__ = _both(Op.SUB)
@@ -233,7 +233,7 @@ class Scalar(Symbol):
         return Scalar(made(Op.NOT, self.node))
 
     def __round__(self) -> Scalar:
-        return Scalar(made(Op.ROUND, *alike(self, floating=True)))
+        return operated(Op.ROUND, self)
 
 
 @dataclass(eq=False, repr=False)
@@ -354,6 +354,12 @@ def _written_out(body: Node) -> int:
     for node in ir.walk([body]):
         sizes[node] = 1 + sum(sizes[source] for source in node.sources)
     return sizes[body]
+
+
+def operated(op: Op, *values: Number) -> Scalar:
+    """An operation on values of one type, which are float32 if it takes no other."""
+    is_floating = ir.RULES[op].operands[0] == {FLOAT32}
+    return Scalar(made(op, *alike(*values, floating=is_floating)))
 
 
 def alike(*values: Number, floating: bool = False) -> tuple[Node, ...]:

@@ -33,6 +33,7 @@ import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from math import fsum, inf
 from typing import Any, NamedTuple, Protocol
 
@@ -650,15 +651,12 @@ class FragmentOwner:
         self.version = saved["version"]
         self.come_back()
         self._numbers = Counter(saved["numbers"])
-        self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
+        pushes = starmap(Push, saved["pushes"])
+        self.pushes = {push.rank: push for push in pushes}
         self._is_open = saved["is_open"]
         if self._has_quorum:
             self.closes_at_s = self._grace_s(0.0)
         self.codec.load(saved["codec"])
-
-
-def _push_of(fields: Iterable[Any]) -> Push:
-    return Push(*fields)
 
 
 _HEAD = 4
@@ -980,7 +978,7 @@ class FragmentLearner:
         """Goes on from a ``state``."""
         self.version = saved["version"]
         self.is_asked = saved["is_asked"]
-        self.pushed = None if saved["pushed"] is None else _push_of(saved["pushed"])
+        self.pushed = None if saved["pushed"] is None else Push(*saved["pushed"])
         self.pushed_N = saved["pushed_N"].to(self.anchor_N.device, copy=True)
         for name in _COUNTS:
             setattr(self, name, saved["counts"][name])

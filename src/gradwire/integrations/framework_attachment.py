@@ -5,7 +5,6 @@ exchange waits here until there is a model, and goes from a module's old DDP to 
 one with its state.
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,13 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..contract import Compressor, Exchange
-from ..errors import InvalidSetting
+from ..errors import InvalidSetting, log
 from ..planning.data.plan import Plan
 from ..runtime.attach import attach
 from ..runtime.engine.plain import values_of_all
 from ..runtime.handle import Handle
 from ..runtime.settings import FailurePolicy, Options
 from ..runtime.state.redistribution import place_name
+from ..runtime.step.hooked import params_of
 
 AnyExchange = Exchange | Compressor | Plan | str | Path | Callable[..., Any]
 """The exchange, in any form ``gw.attach`` takes, or a function that begins local steps.
@@ -35,7 +35,6 @@ AnyExchange = Exchange | Compressor | Plan | str | Path | Callable[..., Any]
 The function gets the DDP model and the framework's optimizer: a recipe such as
 ``gw.recipes.diloco``, or ``partial(gw.local_steps, exchange="uniform", every=20)``.
 """
-_log = logging.getLogger("gradwire")
 _NOTHING = "it finds none"
 
 
@@ -185,11 +184,7 @@ class FrameworkAttachment:
         ):
             return
         ids = {id(param) for param in ddp.parameters()}
-        if any(
-            id(param) in ids
-            for group in optimizer.param_groups
-            for param in group["params"]
-        ):
+        if any(id(param) in ids for param in params_of(optimizer)):
             self.let_go(record.module)
             record.ddp = ddp
             record.optimizer = optimizer
@@ -338,7 +333,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 def warn_of_no_state(where: object) -> None:
     """Warns that a checkpoint was saved without gradwire."""
-    _log.warning(
+    log.warning(
         "%s holds no state of gradwire: nothing is loaded, and residuals stay "
         "as they are",
         where,

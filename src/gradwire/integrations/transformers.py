@@ -9,13 +9,12 @@ accelerator makes it. Each rank's state lies in the trainer's checkpoints, as a 
 each rank.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import NotInstalled
+from ..errors import NotInstalled, log
 from ..runtime.settings import FailurePolicy, Options
 from ..runtime.transport.wire import Group
 from .framework_attachment import AnyExchange, FrameworkAttachment
@@ -25,8 +24,6 @@ try:
     from transformers.trainer_utils import get_last_checkpoint
 except ModuleNotFoundError as error:
     raise NotInstalled(__name__, "transformers", "frameworks") from error
-
-_log = logging.getLogger("gradwire")
 
 
 def hook_trainer(
@@ -74,7 +71,7 @@ def hook_trainer(
     )
     hook_accelerator(accelerator, attachment, process_group)
     if attachment.is_local and trainer.args.average_tokens_across_devices:
-        _log.warning(
+        log.warning(
             "TrainingArguments(average_tokens_across_devices=True), the default, has "
             "ranks wait for each other in each step of a language model; pass False"
         )

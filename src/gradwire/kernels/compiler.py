@@ -15,7 +15,6 @@ import ctypes
 import fcntl
 import functools
 import hashlib
-import logging
 import os
 import platform
 import re
@@ -31,6 +30,7 @@ from typing import Any
 
 import torch
 
+from ..errors import log
 from .prebuilt import cpu_lines, load_prebuilt
 
 # ---- The cache of compiled libraries -------------------------------------------------
@@ -45,7 +45,6 @@ from .prebuilt import cpu_lines, load_prebuilt
 
 _DIGEST_BYTES = 32
 
-_log = logging.getLogger("gradwire")
 _warned: set[Path] = set()
 """Paths that were warned of."""
 
@@ -145,7 +144,7 @@ def one_builder(place: Path) -> Iterator[None]:
 def _warn_once(path: Path, what: str) -> None:
     if path not in _warned:
         _warned.add(path)
-        _log.warning("kernel cache: %s %s", path, what)
+        log.warning("kernel cache: %s %s", path, what)
 
 
 # ---- the compiler --------------------------------------------------------------------
@@ -353,7 +352,7 @@ def _announce(where: str) -> None:
         _state["said"] = 1
     if is_first:
         # As a warning: lines of lower levels are not shown unless they are asked for.
-        _log.warning("compiling C++ kernels, which takes seconds (%s)", where)
+        log.warning("compiling C++ kernels, which takes seconds (%s)", where)
 
 
 def _built(
@@ -386,7 +385,7 @@ def _built(
 def _warn(why: str) -> None:
     if not _state["warned"]:
         _state["warned"] = 1
-        _log.warning(
+        log.warning(
             "CPU kernels run as slow torch code: %s; install g++ to have them fast", why
         )
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import logging
 import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,11 @@ from typing import Literal
 
 import torch
 
-from ..errors import invalid
+from ..errors import invalid, log
 from .compiler import CppSource, load_compiled, reference_only
 
 __all__ = ["backend", "libraries", "load_library", "loader", "reference_only"]
 
-_log = logging.getLogger("gradwire")
 _SOURCES = Path(__file__).parent / "csrc"
 _named: dict[tuple[str, Path], None] = {}
 """The libraries that imported modules call."""
@@ -110,7 +108,7 @@ def has_triton() -> bool:
     """
     is_there = find_spec("triton") is not None
     if not is_there:
-        _log.warning(
+        log.warning(
             "GPU kernels run as slow torch code: triton is not installed; "
             'run: pip install "gradwire[triton]" to have them fast'
         )
@@ -143,6 +141,12 @@ def check_vector(
     if dtypes and tensor.dtype not in dtypes:
         listed = " or ".join(str(dtype) for dtype in dtypes)
         raise invalid(name, tensor.dtype, f"of dtype {listed}", "convert it with .to()")
+
+
+def first_outside(indices_K: torch.Tensor, num_places: int) -> int:
+    """The place of the first index that is not in [0, num_places); -1 if all are."""
+    outside = ((indices_K < 0) | (indices_K >= num_places)).nonzero()
+    return int(outside[0]) if outside.numel() else -1
 
 
 def check_floating(name: str, tensor: torch.Tensor) -> None:

@@ -63,9 +63,7 @@ def _reference(
     start = values_offset(len(kept_K), grad_N.dtype)
     buffer[: 4 * len(kept_K)].view(torch.int32).copy_(kept_K)
     buffer[4 * len(kept_K) : start] = 0
-    buffer[start : start + values.numel() * values.element_size()].view(
-        values.dtype
-    ).copy_(values)
+    buffer[start : start + values.nbytes].view(values.dtype).copy_(values)
     if residual_N is not None:
         residual_N.zero_()
     return len(kept_K)

@@ -16,7 +16,14 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InvalidSetting, invalid
-from .libraries import BITS, INT32_MAX, check_floating, check_vector, loader
+from .libraries import (
+    BITS,
+    INT32_MAX,
+    check_floating,
+    check_vector,
+    first_outside,
+    loader,
+)
 
 _load_scatter = loader("scatter")
 _load_select = loader("select")
@@ -103,8 +110,7 @@ def scatter_add(
     check_vector("values", values, num_entries * width, out_N.dtype)
     library = _load_scatter(out_N)
     if library is None:
-        outside = ((indices_K < 0) | (indices_K >= num_units)).nonzero()
-        bad = int(outside[0]) if outside.numel() else -1
+        bad = first_outside(indices_K, num_units)
         if bad < 0:
             # asked for where no C++ compiler is
             from .sparse.entries import as_units

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..contract.units import format_rate, format_seconds
+from ..errors import log
 from ..measure.codecs import measure_codecs
 from ..measure.layers import LayerWatch
 from ..measure.links import all_reduce_s, measure_cluster, shared_cores
@@ -177,7 +178,6 @@ def _own_codecs(
     )
 
 
-_log = logging.getLogger("gradwire")
 _WARM_UP = 3
 """The first steps, in which kernels are built and memory is touched.
 
@@ -407,4 +407,4 @@ class MeasuredFlight(Flight):
     def _say(self, sentence: str, *, level: int = logging.INFO) -> None:
         self.decisions.append(f"step {self._num_steps}: {sentence}")
         if self._controls.engine.rank == 0:
-            _log.log(level, "%s, %s", self._name, self.decisions[-1])
+            log.log(level, "%s, %s", self._name, self.decisions[-1])

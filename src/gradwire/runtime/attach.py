@@ -211,12 +211,6 @@ def _scheduler_of(plan: Plan | None, world: int | None) -> SchedulerOf | None:
     return partial(extension("coordinator", "a plan's bulk"), plan.bulk)
 
 
-def _sweep_meeting(engine: Engine) -> None:
-    """Deletes an attach's notes in the store, which all connected ranks have read."""
-    if engine.num_channels and engine.rank == 0:
-        engine.sweep(MEETING)
-
-
 _COMPARED_ELSEWHERE = (
     "compress_if",
     "shards",
@@ -483,7 +477,8 @@ class Attachment:
             group = newcomer.admitted.group
         else:
             engine = engine_of(self.everyone)
-            _sweep_meeting(engine)
+            if engine.num_channels and engine.rank == 0:
+                engine.sweep(MEETING)  # all have read their notes of it by now
             group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
         undo = ExitStack()
         undo.callback(engine.close)
@@ -491,8 +486,7 @@ class Attachment:
             self.backend = AFTER_A_CHANGE
             if networks is not None:
                 self.backend = connect(engine, backend, networks, messages)
-            is_ddp = isinstance(self.model, DistributedDataParallel)
-            if newcomer is None and engine.world > 1 and not is_ddp:
+            if newcomer is None and engine.world > 1 and not self.is_ddp:
                 if is_idle:
                     engine.open_beside("attach", engine.timeout)
                 engine.broadcast(_unequal(self._shared(), engine))
@@ -517,6 +511,11 @@ class Attachment:
         weakref.finalize(handle, engine.finish_and_close)
         return handle
 
+    @property
+    def is_ddp(self) -> bool:
+        """Whether the model is a DDP model."""
+        return isinstance(self.model, DistributedDataParallel)
+
     def is_left_to_ddp(self, messages: Sequence[Message]) -> bool:
         """Whether DDP's own reducer averages the model's gradients, on all ranks alike.
 
@@ -525,9 +524,8 @@ class Attachment:
         plan, which has messages of its own, or a pilot, which may plan some.
         """
         exchange = self.settings.exchange
-        is_ddp = isinstance(self.model, DistributedDataParallel)
         if (
-            not is_ddp
+            not self.is_ddp
             or self.settings.asks_for_messages
             or not isinstance(exchange, Exchange)
         ):
@@ -551,7 +549,7 @@ class Attachment:
             return "compressed" if asks(name, param) else "uncompressed"
 
         tensors = [(name, param, how(name, param)) for name, param in self.held]
-        if isinstance(model, DistributedDataParallel):
+        if self.is_ddp:
             return tensors
         for name, param in model.named_parameters():
             if not param.requires_grad:
@@ -565,7 +563,6 @@ class Attachment:
     ) -> Fingerprint:
         model = self.model
         settings = self.settings
-        is_ddp = isinstance(model, DistributedDataParallel)
         shared: dict[str, object] = {
             "call": f"gw.{self.way}",
             "exchange": _digest(settings),
@@ -576,7 +573,7 @@ class Attachment:
             },
             "num_channels": settings.channels,
             "may be left to DDP": not settings.asks_for_messages,
-            "model": "DistributedDataParallel" if is_ddp else "nn.Module",
+            "model": "DistributedDataParallel" if self.is_ddp else "nn.Module",
             "shards": place_in(shards, model),
             "ranks per host": settings.ranks_per_host,
             "scaler": settings.scaler
@@ -611,7 +608,7 @@ class Attachment:
         if isinstance(exchange, Exchange):
             made = self._fused(exchange, who)
         else:
-            made = self._planned(self.settings.plan, who, sparse_weights(self.model))
+            made = self._planned(self.settings.plan, who)
         if cluster is not None:
             for message in made:
                 message.know(cluster)
@@ -620,20 +617,18 @@ class Attachment:
     def _fused(self, exchange: Exchange, who: Membership) -> list[Message]:
         # DDP hands in zeros for parameters that this rank has not used. Without DDP,
         # ranks report which parameters they used.
-        is_ddp = isinstance(self.model, DistributedDataParallel)
-        num_flags = 0 if is_ddp else len(self.params)
+        num_flags = 0 if self.is_ddp else len(self.params)
         return fused_messages(
             self.model, self.carried, self.settings, exchange, who, num_flags=num_flags
         )
 
-    def _planned(
-        self, plan: Plan | None, who: Membership, sparse: set[int]
-    ) -> list[Message]:
+    def _planned(self, plan: Plan | None, who: Membership) -> list[Message]:
         """The messages of a plan; without one, as a pilot begins, all are dense."""
         if plan is None:
             return self._fused(exchange_for(none()), who)
         from .planned import check_for, messages_of
 
+        sparse = sparse_weights(self.model)
         check_for(plan, self.carried, sparse)
         return messages_of(
             plan, self.carried, sparse, who, self.settings.ranks_per_host
@@ -688,7 +683,7 @@ class Attachment:
             served = hooks or buckets
             assert served is not None, "a DDP model that is left to DDP has no pilot"
             who = progress.synchroniser.engine.who
-            made = partial(self._planned, who=who, sparse=set())
+            made = partial(self._planned, who=who)
             controls = Controls(model, params, progress, served, made, overlapping)
             undo.callback(controls.end)
             controls.begin(pilot)
@@ -752,12 +747,12 @@ class Attachment:
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
         """The hooks of a DDP model; None if DDP's own reducer averages for good."""
-        from .ddp.comm_hook import DDPHooks, DDPInTurn, count_steps, serve_hook
+        from .ddp.comm_hook import DDPHooks, DDPInTurn, StepCounter
 
         settings = self.settings
         params = self.params
         if self.is_left_to_ddp(progress.synchroniser.messages):
-            undo.callback(count_steps(progress, model, params))
+            undo.callback(StepCounter(progress, model, params).remove)
             return None
         is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
         # A static graph gives its gradients to DDP late, and twice in the first step.
@@ -771,7 +766,7 @@ class Attachment:
                 from .ddp.surviving import SurvivingHooks
 
                 kind = SurvivingHooks
-            hooks = serve_hook(progress, model, params, kind)
+            hooks = kind(progress, params, model)
         undo.callback(hooks.remove)
         return hooks
 

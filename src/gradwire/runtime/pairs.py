@@ -5,7 +5,6 @@ where the feature is absent. All pairs that are in neither ``REFUSED`` nor ``CAU
 go together.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from enum import StrEnum
@@ -18,14 +17,12 @@ from torch.optim import Optimizer
 
 from ..contract import Exchange
 from ..contract.spec import NamedParam
-from ..errors import IncompatiblePair, InvalidSetting, invalid
+from ..errors import IncompatiblePair, InvalidSetting, invalid, log
 from ..exchange.by_name import momentum_of, named_collective
 from ..exchange.error_feedback import Wrapper, chooser_of
 from ..exchange.rounds import codec_for_rounds
 from .grid.dtensors import has_dtensors, is_dtensor
 from .settings import BOTH, Settings, sparse_weights
-
-_log = logging.getLogger("gradwire")
 
 
 class Feature(StrEnum):
@@ -262,8 +259,6 @@ class Caution(NamedTuple):
 
 REFUSED: list[RefusedPair] = []
 """Every pair that is refused; if an attach has several, the first one is raised."""
-CAUTIONS: list[Caution] = []
-"""Every pair that works with a warning."""
 
 
 def refuse(
@@ -278,11 +273,6 @@ def refuse(
     """Adds a pair to ``REFUSED``."""
     pair = RefusedPair(first, second, accepted, remedy, what or first, given)
     REFUSED.append(pair)
-
-
-def caution(first: Feature, second: Feature, text: str) -> None:
-    """Adds a pair to ``CAUTIONS``."""
-    CAUTIONS.append(Caution(first, second, text))
 
 
 _OUT = "leave it out"
@@ -470,43 +460,47 @@ for _name in (
 _NOT_OVERLAPPED = (
     "the plan asks to overlap the next forward pass, and this run does not: "
 )
-caution(
-    Feature.OVERLAPPING_PLAN,
-    Feature.DDP,
-    f"{_NOT_OVERLAPPED}DDP's backward() waits for all gradients; attach the plain "
-    "module to overlap it",
-)
-caution(
-    Feature.OVERLAPPING_PLAN,
-    Feature.DTENSORS,
-    f"{_NOT_OVERLAPPED}parameters are DTensors, whose forward pass torch itself "
-    "arranges",
-)
-caution(
-    Feature.OVERLAPPING_PLAN,
-    Feature.NO_OPTIMIZER,
-    f"{_NOT_OVERLAPPED}attach got no optimizer=, whose step it would have to cut",
-)
-caution(
-    Feature.MOMENTUM_IN_EXCHANGE,
-    Feature.MOMENTUM_IN_OPTIMIZER,
-    "momentum counts twice: the exchange corrects for a momentum of {first}, and "
-    "{second} has its own; use torch.optim.SGD(params, lr=...) without momentum",
-)
-caution(
-    Feature.MOMENTUM_IN_EXCHANGE,
-    Feature.SPARSE_ROWS,
-    "row-sparse gradients get no momentum from the exchange ({second}, ...); make the "
-    "embedding with sparse=False, or give its weights an optimizer with momentum",
-)
-caution(
-    Feature.COLLECTIVE_WITHOUT_ROWS,
-    Feature.COMPRESSED_ROWS,
-    "row-sparse gradients ({second}, ...) cannot take {first}, and are gathered, or "
-    "sent to the ranks that serve them, whichever takes less time in a step; make the "
-    "embedding with sparse=False to have its gradient take it, or name a collective of "
-    "rows, as zen",
-)
+CAUTIONS = [
+    Caution(
+        Feature.OVERLAPPING_PLAN,
+        Feature.DDP,
+        f"{_NOT_OVERLAPPED}DDP's backward() waits for all gradients; attach the plain "
+        "module to overlap it",
+    ),
+    Caution(
+        Feature.OVERLAPPING_PLAN,
+        Feature.DTENSORS,
+        f"{_NOT_OVERLAPPED}parameters are DTensors, whose forward pass torch itself "
+        "arranges",
+    ),
+    Caution(
+        Feature.OVERLAPPING_PLAN,
+        Feature.NO_OPTIMIZER,
+        f"{_NOT_OVERLAPPED}attach got no optimizer=, whose step it would have to cut",
+    ),
+    Caution(
+        Feature.MOMENTUM_IN_EXCHANGE,
+        Feature.MOMENTUM_IN_OPTIMIZER,
+        "momentum counts twice: the exchange corrects for a momentum of {first}, and "
+        "{second} has its own; use torch.optim.SGD(params, lr=...) without momentum",
+    ),
+    Caution(
+        Feature.MOMENTUM_IN_EXCHANGE,
+        Feature.SPARSE_ROWS,
+        "row-sparse gradients get no momentum from the exchange ({second}, ...); make "
+        "the embedding with sparse=False, or give its weights an optimizer with "
+        "momentum",
+    ),
+    Caution(
+        Feature.COLLECTIVE_WITHOUT_ROWS,
+        Feature.COMPRESSED_ROWS,
+        "row-sparse gradients ({second}, ...) cannot take {first}, and are gathered, "
+        "or sent to the ranks that serve them, whichever takes less time in a step; "
+        "make the embedding with sparse=False to have its gradient take it, or name a "
+        "collective of rows, as zen",
+    ),
+]
+"""Every pair that works with a warning."""
 
 _Pair = TypeVar("_Pair", RefusedPair, Caution)
 
@@ -528,7 +522,7 @@ def refuse_pairs(facts: Facts) -> None:
 def warn_of_pairs(facts: Facts) -> None:
     """Warns of pairs of features that work, but hardly as the user expects."""
     for pair, first, second in _present(CAUTIONS, facts):
-        _log.warning("%s", pair.text.format(first=first, second=second))
+        log.warning("%s", pair.text.format(first=first, second=second))
 
 
 def refusal_of(first: Feature, second: Feature) -> RefusedPair:

@@ -553,7 +553,7 @@ def tables(model: nn.Module) -> dict[int, int]:
         for key, modules in owners.items()
         if all(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in modules)
         and not any(module.sparse for module in modules)
-        and weights[key].numel() * weights[key].element_size() >= LEAST_TABLE_BYTES
+        and weights[key].nbytes >= LEAST_TABLE_BYTES
     }
 
 

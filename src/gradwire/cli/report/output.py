@@ -116,7 +116,7 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[..., N
     """
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield _advance_nothing
+        yield lambda *_, **__: None
         return
     fields = (
         SpinnerColumn(),
@@ -132,7 +132,3 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[..., N
             bar.update(task, advance=amount, note=note)
 
         yield advance
-
-
-def _advance_nothing(amount: float = 1, note: str = "") -> None:
-    pass

@@ -25,13 +25,13 @@ ROOM_BYTES = 512 * 1024
 """
 
 
-def abreast(size_bytes: int, world: int, room_bytes: int = ROOM_BYTES) -> int:
+def abreast(size_bytes: int, world: int) -> int:
     """How many messages of at most so many bytes a rank sends at a time.
 
     >>> abreast(36_000, 8), abreast(360_000, 8)
     (7, 1)
     """
-    at_once = (world - 1) * size_bytes <= room_bytes
+    at_once = (world - 1) * size_bytes <= ROOM_BYTES
     return max(1, world - 1) if at_once else 1
 
 
@@ -82,9 +82,7 @@ def to_each(
     Nothing goes to this rank itself. ``beside`` is done during the first round.
     """
     works: tuple[Verb, ...] = (beside,)
-    together = abreast(
-        max(tensor.numel() * tensor.element_size() for tensor in sent), me.world
-    )
+    together = abreast(max(tensor.nbytes for tensor in sent), me.world)
     for away in distances(together, me.world):
         yield (*transfers(me, away, sent, into), *works)
         works = ()

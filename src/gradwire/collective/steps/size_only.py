@@ -10,8 +10,8 @@ from ...contract.spec import TensorSpec
 
 
 @dataclass(frozen=True)
-class SizeOnlyCompressor(Compressor):
-    """Makes payloads of typical size that hold nothing, and touches no element."""
+class Delegating(Compressor):
+    """A compressor with the traits and the width of its ``codec``."""
 
     codec: Compressor
 
@@ -22,6 +22,11 @@ class SizeOnlyCompressor(Compressor):
     @property
     def width(self) -> int:
         return self.codec.width
+
+
+@dataclass(frozen=True)
+class SizeOnlyCompressor(Delegating):
+    """Makes payloads of typical size that hold nothing, and touches no element."""
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
         return SizeOnlyCompressor(self.codec.for_world(world, rank))

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...contract import Compressor, Memory, Residual, State, Traits
+from ...contract import Compressor, Memory, Residual, State
 from ...contract.payload import Field, Format, Payload, slot_bytes
 from ...contract.spec import TensorSpec
 from ...errors import RanksDiffer, invalid
-from .size_only import SizeOnlyCompressor
+from .size_only import Delegating, SizeOnlyCompressor
 
 
 def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
@@ -57,7 +57,7 @@ class Joined(Format):
 
 
 @dataclass(frozen=True)
-class Tensorwise(Compressor):
+class Tensorwise(Delegating):
     """A codec that encodes the tensors of a flat gradient apart, in one payload.
 
     ``sizes`` are the tensors' numbers of elements, in order. The payload holds theirs
@@ -65,21 +65,12 @@ class Tensorwise(Compressor):
     theirs in bytes go before them, an int64 for each tensor.
     """
 
-    codec: Compressor
     sizes: tuple[int, ...]
 
     @property
     def codecs(self) -> tuple[Compressor, ...]:
         """The codec of each tensor; ``codec``, or variants of it."""
         return (self.codec,) * len(self.sizes)
-
-    @property
-    def traits(self) -> Traits:  # type: ignore[override]
-        return self.codec.traits
-
-    @property
-    def width(self) -> int:
-        return self.codec.width
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
         return Tensorwise(self.codec.for_world(world, rank), self.sizes)

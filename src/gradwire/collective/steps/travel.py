@@ -237,8 +237,7 @@ def sent_bytes(verb: Verb, rank: int, world: int) -> int:
             return (out.numel() - buf.numel()) * buf.element_size()
         case _:
             from_root = (rank - verb.src) % world if isinstance(verb, Broadcast) else 0
-            size_bytes = verb.buf.numel() * verb.buf.element_size()
-            return bytes_sent(NAMES[type(verb)], size_bytes, world, from_root)
+            return bytes_sent(NAMES[type(verb)], verb.buf.nbytes, world, from_root)
 
 
 def _children(from_root: int, world: int) -> list[int]:

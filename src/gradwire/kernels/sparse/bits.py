@@ -31,7 +31,7 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
     if library is None:
         bad = first_wrong(indices_K, num_units, strictly=True)
         if bad < 0:
-            _reference_write(indices_K, bits_B)
+            set_places(indices_K, bits_B)
     else:
         bad = library.gw_bits_write(indices_K, indices_K.numel(), num_units, bits_B)
     if bad >= 0:
@@ -104,7 +104,8 @@ def pack(flags: Tensor, bits_B: Tensor) -> None:
     bits_B.copy_(packed_codes(flags.int(), 1))
 
 
-def _reference_write(indices_K: Tensor, bits_B: Tensor) -> None:
+def set_places(indices_K: Tensor, bits_B: Tensor) -> None:
+    """Sets the bits of ``indices_K`` and clears all others, unchecked."""
     is_set = torch.zeros(bits_B.numel() * 8, dtype=torch.bool, device=bits_B.device)
     is_set[indices_K.long()] = True
     pack(is_set, bits_B)

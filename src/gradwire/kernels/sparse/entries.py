@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
-from ..libraries import BITS
+from ..libraries import BITS, first_outside
 from .permutation import Permutation
 
 # ---- entries -------------------------------------------------------------------------
@@ -217,6 +217,6 @@ def out_of_range(position: int, index: int, num_units: int) -> InvalidSetting:
 
 def check_range(entries: Entries, num_units: int) -> None:
     """Raises InvalidSetting where an index is not in [0, ``num_units``)."""
-    bad = ((entries.indices_K < 0) | (entries.indices_K >= num_units)).nonzero()
-    if bad.numel():
-        raise out_of_range(int(bad[0]), int(entries.indices_K[bad[0]]), num_units)
+    bad = first_outside(entries.indices_K, num_units)
+    if bad >= 0:
+        raise out_of_range(bad, int(entries.indices_K[bad]), num_units)

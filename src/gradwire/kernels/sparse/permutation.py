@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import INT32_MAX, has_triton, loader
+from ..libraries import INT32_MAX, first_outside, has_triton, loader
 
 _load_partition = loader("partition")
 
@@ -132,9 +132,9 @@ class Permutation:
         return mapped
 
     def _reference(self, given_K: Tensor, out: Tensor, *, inverse: bool) -> int:
-        outside = ((given_K < 0) | (given_K >= self.numel)).nonzero()
-        if outside.numel():
-            return int(outside[0])
+        bad = first_outside(given_K, self.numel)
+        if bad >= 0:
+            return bad
         if out.is_cuda and out.is_contiguous() and not inverse and has_triton():
             places_on_gpu(given_K.contiguous(), self, out)
             return -1

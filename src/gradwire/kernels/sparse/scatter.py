@@ -6,7 +6,7 @@ Legend: N elements, K entries.
 from torch import Tensor
 
 from ...errors import InvalidSetting, invalid
-from ..libraries import loader
+from ..libraries import first_outside, loader
 from .entries import Entries, Part, check_entries, num_units
 
 _load_scatter = loader("scatter")
@@ -51,9 +51,9 @@ def scatter_entries(
 
 def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> int:
     local_K, values, width = entries
-    bad = ((local_K < 0) | (local_K >= part.length)).nonzero()
-    if bad.numel():
-        return int(bad[0])
+    bad = first_outside(local_K, part.length)
+    if bad >= 0:
+        return bad
     scaled = (
         (values if scale == 1.0 else values * scale).to(out_N.dtype).view(-1, width)
     )

@@ -304,7 +304,7 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
             "tensor-parallel links; "
             "have the exchange ask for it only where me.shards is not None"
         )
-    size_bytes = verb.buf.numel() * verb.buf.element_size()
+    size_bytes = verb.buf.nbytes
     like: tuple[Any, ...] = (verb.buf.dtype, size_bytes)
     priced_bytes: float = size_bytes
     if isinstance(verb, AllToAll):

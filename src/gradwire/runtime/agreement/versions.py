@@ -1,12 +1,11 @@
 """Versions: a warning where nobody has tried gradwire with this Python or torch."""
 
-import logging
 import sys
 from functools import cache
 
 import torch
 
-_log = logging.getLogger("gradwire")
+from ...errors import log
 
 TRIED = {"Python": ((3, 11), (3, 14)), "torch": ((2, 9), (2, 15))}
 """The oldest and the newest that the tests were run with; see docs/versions.md."""
@@ -24,7 +23,7 @@ def warn_of_versions(
     }
     for name, (oldest, newest) in TRIED.items():
         if not oldest <= versions[name] <= newest:
-            _log.warning(
+            log.warning(
                 "%s %d.%d: gradwire was tried with %d.%d to %d.%d; the page Versions "
                 "(docs/versions.md) has the table",
                 name,

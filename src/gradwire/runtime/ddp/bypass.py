@@ -6,7 +6,6 @@ backward pass follows, and where ``model.double()`` has taken its hooks from the
 parameters. Every rank then trains alone.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +15,12 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from ...contract.spec import NamedParam
+from ...errors import log
 from ..step.hooked import Hooked
 from ..step.hooks import on_gradient
 from ..step.local_gradients import LocalGradients
 from ..step.progress import Progress
 
-_log = logging.getLogger("gradwire")
 _UNSEEN = (
     "{name} has a gradient that DistributedDataParallel did not average; "
     "optimizer.step() would take other gradients on each rank. DDP averages once after "
@@ -130,5 +129,5 @@ class BypassWatch:
         """
         if name in self._unseen and not self._has_warned:
             self._has_warned = True
-            _log.warning("%s", _UNSEEN.format(name=name))
+            log.warning("%s", _UNSEEN.format(name=name))
         self._unseen.add(name)

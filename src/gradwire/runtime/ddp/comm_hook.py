@@ -15,7 +15,6 @@ error, after the time-out of DDP's own group, and gradwire names nobody.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...collective.steps.travel import bytes_sent
 from ...contract.spec import NamedParam
-from ...errors import InvalidSetting, invalid
+from ...errors import InvalidSetting, invalid, log
 from ..grid.reals import as_reals, grad_as_reals
 from ..liveness.alarm import said
 from ..overlap.overlap import Overlap
@@ -51,23 +50,11 @@ So references are weak: otherwise a dropped DDP would never be freed.
 """
 
 
-def serve_hook(
-    progress: Progress,
-    ddp: DistributedDataParallel,
-    params: list[tuple[str, Tensor]],
-    kind: type[DDPHooks],
-) -> DDPHooks:
-    """Serves ``ddp``'s communication hook until the result's ``remove`` is called.
-
-    DDP's hook has only a weak reference to the result, so the caller must keep it.
-    """
-    hooks = kind(progress, params, ddp)
-    serve_by(hooks, ddp)
-    return hooks
-
-
 def serve_by(hooks: DDPHooks, ddp: DistributedDataParallel) -> None:
-    """Has ``hooks`` serve ``ddp``'s communication hook, as ``serve_hook`` does."""
+    """Has ``hooks`` serve ``ddp``'s communication hook until their ``remove``.
+
+    DDP's hook has only a weak reference to them, so the caller must keep them.
+    """
     if ddp not in _serving:
         try:
             ddp.register_comm_hook(
@@ -196,7 +183,7 @@ class DDPHooks:
     def __init__(
         self,
         progress: Progress,
-        params: list[tuple[str, Tensor]],
+        params: list[NamedParam],
         ddp: DistributedDataParallel,
     ) -> None:
         self._progress = progress
@@ -215,6 +202,7 @@ class DDPHooks:
         self._waiting: list[_Bucket] = []
         self._completions: list[Task] = []
         """The tasks in which futures of the step are completed."""
+        serve_by(self, ddp)
 
     def remove(self) -> None:
         """Leaves the model to DDP's plain all-reduce."""
@@ -376,7 +364,7 @@ class DDPInTurn:
         self,
         progress: Progress,
         ddp: DistributedDataParallel,
-        params: list[tuple[str, Tensor]],
+        params: list[NamedParam],
     ) -> None:
         self._progress = progress
         self._ddp = ddp
@@ -385,7 +373,7 @@ class DDPInTurn:
         self.is_left_to_ddp = True
         """Whether DDP's own reducer averages at present."""
         self._undo = ExitStack()
-        self._undo.callback(count_steps(progress, ddp, params, self._ended))
+        self._undo.callback(StepCounter(progress, ddp, params, self._ended).remove)
 
     def use_messages(self, wanted: bool) -> None:
         """Has the next steps averaged by messages, or by DDP.
@@ -396,14 +384,14 @@ class DDPInTurn:
             return
         self.remove()
         if wanted:
-            hooks = serve_hook(self._progress, self._ddp, self._params, DDPHooks)
+            hooks = DDPHooks(self._progress, self._params, self._ddp)
             hooks.on_end = self._ended
             self._undo.callback(hooks.remove)
             self.is_left_to_ddp = False
         else:
             self._undo.callback(renew_reducer(self._ddp))
-            stop = count_steps(self._progress, self._ddp, self._params, self._ended)
-            self._undo.callback(stop)
+            counter = StepCounter(self._progress, self._ddp, self._params, self._ended)
+            self._undo.callback(counter.remove)
 
     def remove(self) -> None:
         """Leaves the model to DDP, and counts no more.
@@ -480,43 +468,15 @@ class _Bucket:
             self.future.set_result(self.buffer)
 
 
-_log = logging.getLogger("gradwire")
+class StepCounter:
+    """Counts the steps of a model left to DDP, until ``remove`` is called.
 
-
-def count_steps(
-    progress: Progress,
-    ddp: DistributedDataParallel,
-    params: Sequence[NamedParam],
-    on_end: Callable[[], None] | None = None,
-) -> Callable[[], None]:
-    """Counts the steps of a model left to DDP, until the returned function is called.
-
-    ``on_end`` is called at the end of each, still inside backward(). Raises
-    ``InvalidSetting`` where a communication hook of the user's own averages the
-    gradients.
-    """
-    found = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
-    if found and ddp not in _serving:  # else it is gradwire's, of an attach before
-        raise invalid(
-            "the DDP model's communication hook",
-            found,
-            "unset, since it averages gradients (mixed_precision= sets it too)",
-            "build the model without it, then attach",
-        )
-    if on_end is None:
-        _log.info(
-            "all gradients are dense: DDP's own reducer averages them, and "
-            "gradwire counts"
-        )
-    return _Counter(progress, ddp, params, on_end).remove
-
-
-class _Counter:
-    """Counts the backward passes in which DDP itself knows that it exchanges.
-
-    A forward pass that shall be followed by an exchange arms it, as it arms DDP's
+    They are the backward passes in which DDP itself knows that it exchanges. A forward
+    pass that shall be followed by an exchange arms the counter, as it arms DDP's
     reducer. The first gradient after that opens a step, and the end of the backward
-    pass closes it.
+    pass closes it. ``on_end`` is called at the end of each step, still inside
+    backward(). Raises ``InvalidSetting`` where a communication hook of the user's own
+    averages the gradients.
     """
 
     def __init__(
@@ -524,15 +484,28 @@ class _Counter:
         progress: Progress,
         ddp: DistributedDataParallel,
         params: Sequence[NamedParam],
-        on_end: Callable[[], None] | None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
+        found = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
+        if found and ddp not in _serving:  # else it is gradwire's, of an attach before
+            raise invalid(
+                "the DDP model's communication hook",
+                found,
+                "unset, since it averages gradients (mixed_precision= sets it too)",
+                "build the model without it, then attach",
+            )
+        if on_end is None:
+            log.info(
+                "all gradients are dense: DDP's own reducer averages them, and "
+                "gradwire counts"
+            )
         self._progress = progress
         self._engine = progress.synchroniser.engine
         self._on_end = on_end
         self._lock = threading.Lock()
         self._is_armed = False
         tensors: list[Any] = [param for _, param in params]
-        counted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        counted = sum(tensor.nbytes for tensor in tensors)
         if ddp.find_unused_parameters:
             counted += 4 * len(tensors)  # DDP tells ranks which parameters were used
         self._step_bytes = bytes_sent("all_reduce", counted, self._engine.world)

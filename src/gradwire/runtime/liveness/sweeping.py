@@ -12,7 +12,6 @@ from typing import Any
 
 from ..transport.wire import in_background, own_store
 
-_LEFT = "left"
 _LEAVING_S = 4.0
 
 
@@ -32,7 +31,7 @@ def leave(store: Any, world: int) -> None:
 
     The last one sweeps it.
     """
-    if store.add(_LEFT, 1) == world:
+    if store.add("left", 1) == world:
         sweep(store)
 
 

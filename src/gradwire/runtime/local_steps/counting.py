@@ -7,7 +7,6 @@ takes the place after a whole period: a loop may train one part of a model more 
 than another.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-_log = logging.getLogger("gradwire")
+from ...errors import log
+from ..step.hooked import params_of
 
 
 class Counting:
@@ -46,7 +46,7 @@ class Counting:
     def _use(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._others = Counter()
-        self._own = {id(param) for param in _params_of(optimizer)}
+        self._own = {id(param) for param in params_of(optimizer)}
 
     def enters(self, optimizer: Optimizer) -> bool:
         """Notes that an optimizer is about to step.
@@ -78,7 +78,7 @@ class Counting:
         most = 1 if self._holds(optimizer, self._own) else self._every
         if num_steps <= most:
             return 0
-        _log.warning(
+        log.warning(
             "%s counts from now on, in place of %s, which steps no more; to choose the "
             "optimizer yourself, call detach(), then gw.local_steps with it",
             type(optimizer).__name__,
@@ -89,8 +89,4 @@ class Counting:
 
     @staticmethod
     def _holds(optimizer: Any, ids: set[int]) -> bool:
-        return any(id(param) in ids for param in _params_of(optimizer))
-
-
-def _params_of(optimizer: Any) -> Iterable[Tensor]:
-    return (param for group in optimizer.param_groups for param in group["params"])
+        return any(id(param) in ids for param in params_of(optimizer))

@@ -49,6 +49,7 @@ from ..handle import Handle
 from ..liveness.membership import Membership
 from ..pairs import Feature
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
+from ..step.hooked import params_of
 from ..step.integrity import DEFAULT_CHECK_EVERY
 from ..step.messages import Message
 from ..step.progress import Progress
@@ -239,7 +240,7 @@ class _Locally(LocalAttachment):
             kind = type(self.inner).__name__
             raise invalid("optimizer", kind, "a torch.optim.Optimizer", remedy)
         known = {id(param) for _, param in params}
-        own = [p for group in self.inner.param_groups for p in group["params"]]
+        own = params_of(self.inner)
         if strange := [p for p in own if p.requires_grad and id(p) not in known]:
             given = f"one with {len(strange)} parameters that the model lacks"
             accepted = (

@@ -28,6 +28,7 @@ from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import laid_out_like, shard_of
 from ..state.outer_state import DAMAGED, OuterForm, check_outer
 from ..state.table import check_layout, refuse_values
+from ..step.hooked import params_of
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """A function that makes the outer optimizer of anchors, as ``partial`` of a class."""
@@ -207,8 +208,7 @@ class Outer:
         ``arrives`` says whether means may be on their way between two steps.
         """
         names = {id(anchor): name for name, anchor in self.anchors.items()}
-        groups = self.optimizer.param_groups
-        order = [names[id(anchor)] for group in groups for anchor in group["params"]]
+        order = [names[id(anchor)] for anchor in params_of(self.optimizer)]
         # an optimizer has its fields from its first step on
         param = nn.Parameter(torch.zeros(2))
         param.grad = torch.zeros(2)
@@ -313,7 +313,7 @@ def _made(make: MakeOuter, anchors: list[nn.Parameter]) -> Optimizer:
         raise invalid(
             "outer", f"one that returns {type(made).__name__}", accepted, _REMEDY
         )
-    taken = [id(param) for group in made.param_groups for param in group["params"]]
+    taken = [id(param) for param in params_of(made)]
     if sorted(taken) != sorted(map(id, anchors)):
         accepted = (
             "one whose optimizer has all parameters that it is given, and no others"

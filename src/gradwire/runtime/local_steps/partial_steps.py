@@ -10,7 +10,6 @@ A fragment's anchors lie in one row of memory, and the outer optimizer's paramet
 views of it. Each rank steps its own copy of the anchors, by the same payloads.
 """
 
-import logging
 import time
 import weakref
 from collections import deque
@@ -26,7 +25,7 @@ from torch.optim import Optimizer
 
 from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam, TensorSpec
-from ...errors import InvalidSetting, invalid
+from ...errors import InvalidSetting, invalid, log
 from ...exchange.rounds import (
     FragmentLearner,
     FragmentOwner,
@@ -47,7 +46,6 @@ from .mail import Note
 from .outer import Outer
 from .round_service import RoundService, Survival
 
-_log = logging.getLogger("gradwire")
 _RELOAD = (
     "weights were loaded between two local steps under quorum=, where ranks are at "
     "different steps; call end_period() on all ranks just before"
@@ -294,7 +292,7 @@ class PartialSteps(LocalSteps):
         }
         self._run.joined.append(entry)
         self._came[rank] = (entry, since_s, self._rounds.num_merged(rank))
-        _log.warning("rank %d of the job has joined", rank)
+        log.warning("rank %d of the job has joined", rank)
 
     def _note_counted(self) -> None:
         """Notes newcomers whose work is in a merge by now."""
@@ -320,7 +318,7 @@ class PartialSteps(LocalSteps):
             what += "; fewer than half are left, and means wait for end_period()"
         elif engine.world < self._rules.quorum:
             what += "; a mean waits for all of them, as the quorum is larger"
-        _log.warning("%s", what)
+        log.warning("%s", what)
 
     @property
     def steps_of_all(self) -> int:

@@ -22,7 +22,6 @@ Douillard et al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025
 >>> handle.detach()
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -33,13 +32,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD, AdamW, Optimizer
 
 from ...contract import Compressor, Exchange
-from ...errors import invalid
+from ...errors import invalid, log
 from ..grid.dtensors import is_dtensor
 from .local_steps import local_steps
 from .lock_step import LocalSteps
 from .outer import DILOCO, PLAIN, MakeOuter
-
-_log = logging.getLogger("gradwire")
 
 SLOWMO: MakeOuter = partial(SGD, lr=1.0, momentum=0.4)
 """The outer optimizer of SlowMo: parameters become the ranks' mean, moved on by a slow
@@ -338,7 +335,7 @@ class MuonWithAdamW(Optimizer):
             groups.append(
                 {"params": params, "param_names": param_names, "lr": rates[kind]}
             )
-            _log.info("%s steps %s", kind, ", ".join(param_names) or "nothing")
+            log.info("%s steps %s", kind, ", ".join(param_names) or "nothing")
         super().__init__(groups, {})
         convolutions = (m for m in model.modules() if isinstance(m, _ConvNd))
         self._kernels = {module.weight for module in convolutions}

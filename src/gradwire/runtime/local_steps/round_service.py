@@ -20,7 +20,6 @@ A rank that is cut off trains on alone, and comes back in the same way.
 """
 
 import json
-import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -32,7 +31,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from ...errors import ExitCode, RankFailed
+from ...errors import ExitCode, RankFailed, log
 from ...exchange.rounds import (
     Answer,
     Merge,
@@ -64,7 +63,6 @@ _WAITING = (
     "only ranks %s have come to end_period() or a checkpoint, and wait for the others "
     "to make the same call; save a framework's checkpoint on all ranks"
 )
-_log = logging.getLogger("gradwire")
 _Event = Callable[[], None]
 
 
@@ -268,7 +266,7 @@ class RoundService:
             if not is_there():
                 self._check(left if needed is None else left & needed())
                 if needed is None and time.monotonic() >= warns_at_s:
-                    _log.warning(_WAITING, sorted({self._engine.rank, *self._notes}))
+                    log.warning(_WAITING, sorted({self._engine.rank, *self._notes}))
                     warns_at_s = inf
                 self._news.wait(_LOOK_S)
                 self._news.clear()
@@ -376,7 +374,7 @@ class RoundService:
         """
         self._note = note
         if self._num_met > self._num_calls:
-            _log.warning("the others made %s while this rank was away", note.call)
+            log.warning("the others made %s while this rank was away", note.call)
             self._met.append([])
             self._news.set()
             return
@@ -627,7 +625,7 @@ class RoundService:
     def _stay_out(self, why: str) -> None:
         """Goes on as before; a rank that is cut off asks again, for the time-out."""
         if self._parted_by is None:
-            _log.warning("a new process could not join: %s", why)
+            log.warning("a new process could not join: %s", why)
         elif time.monotonic() < self._gives_up_s:
             self._come_back()
         else:
@@ -665,12 +663,10 @@ class RoundService:
         elif (mail := self._mail) is not None and dst in self._labels:
             mail.send(self._labels.index(dst), message, on_sent)
 
-    def _send_to_others(
-        self, message: RoundMessage, on_sent: _Event | None = None
-    ) -> None:
+    def _send_to_others(self, message: RoundMessage) -> None:
         for rank in self._labels:
             if rank != self.rounds.rank:
-                self._send(rank, message, on_sent)
+                self._send(rank, message)
 
     def _lose(self, engine: Engine, error: BaseException) -> None:
         if not engine.failure:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...errors import InvalidSetting
+from ...errors import InvalidSetting, log
 from ..step.hooked import Hooked, is_in_backward, untraced
 from ..step.progress import Progress
 from .pending import (
@@ -46,7 +46,6 @@ from .pending import (
 )
 from .stepping import LayerwiseStep, StepRequest, in_autocast, replace_step
 
-_log = logging.getLogger("gradwire")
 Enter = Callable[[Sequence[str]], None]
 
 
@@ -244,7 +243,7 @@ class Overlap:
         if self._gates.is_learning:
             self._gates.close_lesson()
             if self._gates.ungated:
-                _log.warning(
+                log.warning(
                     "optimizer.step() waits for the gradients of %d parameters (%s, "
                     "...): in the first step neither the module that owns them nor any "
                     "around it was called, so nothing tells when they will be used; "
@@ -450,7 +449,7 @@ class Overlap:
             if reason is not None:
                 self.fallbacks[reason] += 1
                 if self.fallbacks[reason] == 1:
-                    _log.log(
+                    log.log(
                         level,
                         "the next forward pass does not overlap the exchange: %s; "
                         "results are the same, the step takes as long as without "

@@ -10,7 +10,6 @@ every rank saves and loads its own state_dict, or one rank saves all ranks'.
 """
 
 import hashlib
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...contract import Exchange, State
-from ...errors import InvalidSetting
+from ...errors import InvalidSetting, log
 from ...exchange.error_feedback import nested
 from ...exchange.error_feedback import residuals as residuals_of
 from ..step.messages import Message
@@ -34,7 +33,6 @@ from .table import (
     refuse_values,
 )
 
-_log = logging.getLogger("gradwire")
 NOBODY = Origin()
 """The origin of a state that no rank loads, as it moves to other messages at once."""
 
@@ -269,7 +267,7 @@ def check_parameters(
             f"{unknown or 'nothing'}; load the state of the same model, or pass "
             "strict=False"
         )
-    _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
+    log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
 
 
 def check_fields(
@@ -293,7 +291,7 @@ def check_fields(
             continue
         if strict:
             raise InvalidSetting(_fields_refusal(name, lost, absent))
-        _log.warning(
+        log.warning(
             "%s: state not loaded for %s; state of %s dropped", name, absent, lost
         )
 
@@ -338,7 +336,7 @@ def loaded(
             message.chooser.check(state, [slot.name for slot in message.slots])
         states.append(state)
     if lost := sorted({*whole} - {message.key for message in messages}):
-        _log.warning(
+        log.warning(
             "gradients travel in other messages than where this state was saved "
             "(%s): what was "
             "kept of a whole message, such as the step of random numbers, starts anew",

@@ -6,7 +6,6 @@ messages give the step's densities. Nothing here communicates.
 """
 
 import inspect
-import logging
 import math
 import threading
 from collections import Counter, defaultdict, deque
@@ -23,13 +22,12 @@ from ...contract.bounds import check_whole
 from ...contract.state import leaves
 from ...contract.thread_scratch import thread_scratch_bytes
 from ...contract.trace.span import Span, StepDensity, Trace
-from ...errors import InvalidSetting, invalid
+from ...errors import InvalidSetting, invalid, log
 from ...exchange.error_feedback import residuals
 from ..device.streams import Staging
 from ..engine.engine import OFFLOAD
 from .messages import Message
 
-_log = logging.getLogger("gradwire")
 _PREFIX = "gradwire/"
 _TIMED = ("wire_bytes", "compute_s", "communication_s", "wait_s")
 _SELECTED = {
@@ -406,7 +404,7 @@ class Log:
             self._write(step, named)
         # a full disk, or a lost connection, ends no training
         except Exception as error:
-            _log.warning(
+            log.warning(
                 "logging ends, because step %d could not be logged: %r", step, error
             )
             return False

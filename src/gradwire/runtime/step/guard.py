@@ -7,7 +7,6 @@ The part that an exchange holds back for later steps counts as missed in this st
 error feedback does not lower the figure.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from math import isfinite, sqrt
 from typing import Any, NamedTuple, Protocol
@@ -17,10 +16,10 @@ from torch import Tensor
 from ...contract import Exchange, Member, State
 from ...contract.spec import working_dtype
 from ...contract.verbs import AllReduce, Compute, Steps
+from ...errors import log
 from ...exchange.error_feedback import Wrapper
 from ...exchange.pair import Pair
 
-_log = logging.getLogger("gradwire")
 SAMPLE = 2**12
 """Elements of a message that are compared, about."""
 MESSAGES = 4
@@ -92,7 +91,7 @@ class Guard:
             "worst_error": worst,
         }
         if rank == 0:
-            _log.info(
+            log.info(
                 "step %d: means are off the dense ones by %.3g of their norm, most in "
                 "the message of %s, by %.3g",
                 step,

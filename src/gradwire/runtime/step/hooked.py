@@ -83,6 +83,11 @@ def living(kind: type[_Object]) -> list[_Object]:
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
 
 
+def params_of(optimizer: Any) -> list[Any]:
+    """The parameters of all groups of an optimizer."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def is_in_backward() -> bool:
     """Whether this thread is in a backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -183,14 +183,14 @@ class UnattachedParameters:
         self._held = [one.values() for one in held]  # views, which show later changes
         self._noted = list(self._members())
 
-    def _found(self) -> list[tuple[str, Tensor]]:
+    def _found(self) -> list[NamedParam]:
         """The strangers in the model, with their names."""
         if all(map(is_, self._members(), self._noted)) and not any(
             param.requires_grad for param in self._frozen
         ):
             return []
         params = list(self._model.named_parameters())
-        found: list[tuple[str, Tensor]] = [
+        found: list[NamedParam] = [
             (name, p)
             for name, p in params
             if p.requires_grad and p.is_leaf and id(p) not in self._known
@@ -220,7 +220,7 @@ class UnattachedParameters:
         if any(one is param for _, one in found):
             raise self._error(found)
 
-    def _error(self, found: list[tuple[str, Tensor]]) -> BaseException:
+    def _error(self, found: list[NamedParam]) -> BaseException:
         named = f"{found[0][0]}, ..." if len(found) > 1 else found[0][0]
         if any(found[0][1] is frozen for frozen in self._frozen):
             remedy = "attach again"
@@ -265,7 +265,7 @@ class ModuleHooks:
     def __init__(
         self,
         progress: Progress,
-        params: Sequence[tuple[str, Tensor]],
+        params: Sequence[NamedParam],
         overlap: DefersGradients | None,
         strangers: UnattachedParameters,
         local: LocalGradients,

@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 )
 
 from ...contract.spec import NamedParam
-from .hooked import observing
+from .hooked import observing, params_of
 from .progress import Progress
 from .scaling import is_in_scaler_step
 
@@ -88,13 +88,14 @@ class LocalGradients:
 
     def look(self, optimizer: Optimizer) -> None:
         """Raises ``LoopMistake``, on all ranks, if an optimizer takes ranks apart."""
-        params = [
-            param for group in optimizer.param_groups for param in group["params"]
-        ]
+        params = params_of(optimizer)
         if not any(id(param) in self._ids for param in params):
             return
         self._refuse_other_scaler()
-        if self._refuses and (self._kept or self._missed):
+        synchroniser = self._progress.synchroniser
+        # ranks hold parameters alike, and compare them
+        refuses = synchroniser.engine.world > 1 and synchroniser.check.every is not None
+        if refuses and (self._kept or self._missed):
             for param in params:
                 if param.grad is not None and (why := self._reason(param)):
                     raise self._progress.give_up(f"{why} (check_every=None allows it)")
@@ -107,12 +108,6 @@ class LocalGradients:
             return
         if is_in_scaler_step():
             raise progress.give_up(_OTHER_SCALER)
-
-    @property
-    def _refuses(self) -> bool:
-        """Whether there are parameters that ranks hold alike, and they are compared."""
-        synchroniser = self._progress.synchroniser
-        return synchroniser.engine.world > 1 and synchroniser.check.every is not None
 
     def _reason(self, param: Tensor) -> str:
         num_exchanges, name = self._kept.get(param, (0, ""))

@@ -1,6 +1,5 @@
 """Progress: the steps of an attached model: it opens, ends, counts and times them."""
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -12,6 +11,7 @@ from torch.amp import GradScaler
 
 from ...contract.spec import NamedParam
 from ...contract.trace.span import Span
+from ...errors import log
 from ..engine.engine import Engine
 from ..grid.dtensors import put_grad
 from ..transport.task_graph import wall_clock
@@ -23,7 +23,6 @@ from .synchroniser import Synchroniser
 if TYPE_CHECKING:
     from .guard import Guard
 
-_log = logging.getLogger("gradwire")
 _FIRST_LOOK = 64
 """The steps after which residuals are compared with gradients for the first time."""
 
@@ -245,7 +244,7 @@ class Progress:
             return
         self._warned = True
         name, factor = found[0]
-        _log.warning(
+        log.warning(
             "after %d steps the residual of %s has %.0f times the norm of its "
             "gradient (%d tensors are like it): what is kept does not get "
             "through, and training may stand still; take a smaller block, more "

@@ -401,7 +401,7 @@ def _refuse_changed(model: nn.Module) -> None:
         for n, p in model.module.named_parameters()
         if p.requires_grad and n not in own
     ]
-    num_bytes = sum(p.numel() * p.element_size() for p in params)
+    num_bytes = sum(p.nbytes for p in params)
     if None not in known and known != (len(params), num_bytes):
         raise InvalidSetting(
             f"the model trains {len(params)} parameters of {num_bytes} bytes, and its "

@@ -29,7 +29,7 @@ from ...contract import Exchange, Layout
 from ...errors import InvalidSetting
 from ...exchange.error_feedback import Wrapper
 from ...exchange.pair import Pair
-from .hooked import frame_of, living
+from .hooked import frame_of, living, params_of
 
 _METHODS = ("step", "unscale_", "update")
 _OWN = "_gradwire_observer"
@@ -151,9 +151,7 @@ class StepObserver:
     def _notify(self, optimizer: Any) -> None:
         found = self._scaler._found_inf_per_device(optimizer).values()
         is_skipped = any(bool(one) for one in found)
-        params = [
-            param for group in optimizer.param_groups for param in group["params"]
-        ]
+        params = params_of(optimizer)
         for watcher in tuple(self.watchers):
             watcher.decide(params, is_skipped=is_skipped)
 

@@ -11,7 +11,6 @@ torch has no public way into its tables. Where one of them is missing, the group
 carries collectives, and a warning says that torch does not know its ranks.
 """
 
-import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -21,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from ...errors import log
 from ..device.devices import kind_of
 from ..engine.engine import Engine
 from ..transport.wire import Group, default_store, group_store
 
-_log = logging.getLogger("gradwire")
 ON_HOST = "cpu:gloo"
 """The back ends of a group for host memory."""
 _TABLES = (
@@ -121,7 +120,7 @@ def _enter(
     world = vars(c10d).get("_world")
     missing = [name for name in _TABLES if not hasattr(world, name)]
     if missing:
-        _log.warning(
+        log.warning(
             "torch %s does not know the ranks of handle.group: it lacks %s; "
             "collectives work, and dist.get_rank(group) does not",
             torch.__version__,

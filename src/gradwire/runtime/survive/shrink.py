@@ -22,7 +22,6 @@ part.
 from __future__ import annotations
 
 import gc
-import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -34,7 +33,14 @@ from weakref import WeakSet
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
+from ...errors import (
+    GradwireError,
+    InvalidSetting,
+    LoopMistake,
+    RankFailed,
+    RanksLost,
+    log,
+)
 from ..engine.engine import Engine
 from ..engine.plain import send
 from ..liveness.alarm import Alarm, listed, said
@@ -96,7 +102,6 @@ def decided(
     return AgreedSteps(agreed, is_torn)
 
 
-_log = logging.getLogger("gradwire")
 _shrinking: WeakSet[Shrinking] = WeakSet()
 """The attached models of this process that go on without lost ranks."""
 
@@ -315,7 +320,7 @@ class Shrinking:
         except GradwireError as error:
             text = f"{failure}; the others cannot go on: {said(error)}"
             raise RankFailed(text, ranks=failure.ranks, step=failure.step) from error
-        _log.warning("%s", self._due)
+        log.warning("%s", self._due)
         if gone:
             self._run.left[-1]["seconds"] = time.monotonic() - start_s
 
@@ -397,7 +402,7 @@ class Shrinking:
         synchroniser.streams.catch_up()
         admitted = come_together(offer, self._connect, self._heal, old.timeout, old)
         if isinstance(admitted, str):
-            _log.warning(
+            log.warning(
                 "a new process could not join at step %d: %s", offer.step, admitted
             )
             return
@@ -413,7 +418,7 @@ class Shrinking:
         self._run.joined.append(
             {"rank": offer.labels[-1], "step": offer.step, "seconds": seconds}
         )
-        _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
+        log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
 
     def _heal(self, engine: Engine) -> None:
         """Has rank 0 send the newcomer the state that it lacks.

@@ -104,8 +104,7 @@ class Seals:
             f"the size of a part that {who} sent arrived damaged at {here} ({kind}): "
             f"memory or a link of {who} changes bits"
         )
-        ranks = tuple(place.ranks[src : src + 1])
-        return RankFailed(text, ranks=ranks, step=self._step, exit_code=ExitCode.BITS)
+        return self._failure(text, place, src, ExitCode.BITS)
 
     def _refusal(
         self, kind: str, src: int, place: Position, part: Tensor, announced: int
@@ -123,6 +122,9 @@ class Seals:
                 f"{who} sends payloads of wire version {other}, and {here} takes "
                 f"{WIRE}; start all ranks with one version of gradwire"
             )
+        return self._failure(text, place, src, code)
+
+    def _failure(self, text: str, place: Position, src: int, code: int) -> RankFailed:
         ranks = tuple(place.ranks[src : src + 1])
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
 

@@ -8,7 +8,6 @@ verb that one rank has launched, started or ended, and another rank has not.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import tempfile
@@ -53,7 +52,7 @@ from ...contract.verbs import (
     carried_out,
     rewritten,
 )
-from ...errors import InvalidSetting
+from ...errors import InvalidSetting, log
 from ...exchange.mapped_room import MappedRoom
 from ..device.devices import kind_of
 from ..device.streams import SideStream
@@ -90,7 +89,6 @@ BATCH_BYTES = 2**25
 """About the bytes of small tensors that one broadcast of an attach carries."""
 POLL_S = 0.02
 """Seconds between two reads of a store by a rank that waits for other ranks' keys."""
-_log = logging.getLogger("gradwire")
 # gloo then asks a store for all ranks' addresses at once, not for one after another
 os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
 
@@ -329,7 +327,7 @@ class LastVerbs:
             folder.mkdir(parents=True, exist_ok=True)
             write_anew(path, json.dumps(record, indent=1))
         except OSError as failed:
-            _log.warning(
+            log.warning(
                 "the record of the last operations cannot be written: %s", failed
             )
             return None
@@ -512,7 +510,7 @@ def agree_to_lend(host: RankGroup) -> bool:
         lent(AllToAll(one[:0], one[:0], sizes, sizes, Among.HOST, room), host), carry
     )
     if room.parts is None:
-        _log.info("gradients of a host's ranks pass through sockets: %s", room.why)
+        log.info("gradients of a host's ranks pass through sockets: %s", room.why)
     return room.parts is not None
 
 

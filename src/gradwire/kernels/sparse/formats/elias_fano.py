@@ -158,9 +158,7 @@ def _reference_encode(
     lowest = places_K[:, None] >> shifts & 1
     bits.pack(lowest.view(-1).bool(), low)
     numbers_K = torch.arange(places_K.numel(), device=places_K.device)
-    is_set = torch.zeros(high.numel() * 8, dtype=torch.bool, device=places_K.device)
-    is_set[(places_K >> num_low) + numbers_K] = True
-    bits.pack(is_set, high)
+    bits.set_places((places_K >> num_low) + numbers_K, high)
 
 
 def _reference_decode(set_K: Tensor, num_low: int, low: Tensor) -> Tensor:
