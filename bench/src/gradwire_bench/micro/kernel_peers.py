@@ -155,7 +155,7 @@ def _terngrad() -> Peer:
 
 def _qsgd() -> Peer:
     codec = qsgd()
-    levels = 2 ** (codec.bitwidth - 1) - 1
+    levels: int = 2 ** (codec.bitwidth - 1) - 1
 
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
         whole_BL = (grad_N + residual_N).view(-1, codec.block)
