@@ -141,7 +141,9 @@ def show(chosen: list[tuple[str, str]], rows: list[Row], *, as_json: bool) -> No
 def _measured() -> str | None:
     """The page of measurements, which is in a checkout and in no wheel."""
     path = Path(__file__).resolve().parents[3] / "docs" / "measured.md"
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    if not path.is_file():
+        return None
+    return path.read_text(encoding="utf-8")
 
 
 def header_of(kind: str, name: str) -> list[str]:
@@ -266,7 +268,9 @@ def sent_rows(algorithm: Any) -> list[Row]:
 
 
 def _row(name: str, size_bytes: int | None) -> Row:
-    per_element = None if size_bytes is None else size_bytes / SPEC.numel
+    per_element = None
+    if size_bytes is not None:
+        per_element = size_bytes / SPEC.numel
     return {"name": name, "size_bytes": size_bytes, PER_ELEMENT: per_element}
 
 

@@ -104,7 +104,9 @@ def run(
 
 
 def _link(rate: object) -> str:
-    return format_rate(rate) if isinstance(rate, float) else "loopback"
+    if isinstance(rate, float):
+        return format_rate(rate)
+    return "loopback"
 
 
 def _hosts(bench: AutoBench, rate: float | None) -> Any:
@@ -144,7 +146,9 @@ def rows_of(
     middle = {name: median(seconds) for name, seconds in every.items()}
     best = min(bench.others, key=lambda name: middle[name])
     for name, seconds in every.items():
-        predicted_s = results[0]["pilot"]["predicted_s"] if name == "auto" else None
+        predicted_s = None
+        if name == "auto":
+            predicted_s = results[0]["pilot"]["predicted_s"]
         speedups = [
             median(ddp) / median(steps)
             for ddp, steps in zip(turns["ddp"], turns[name], strict=True)

@@ -50,9 +50,12 @@ def measure(settings: Json, report: Report) -> Json:
     pilot = auto(fidelity=settings["fidelity"])
     report(0.0, "auto decides")
     under_ddp = settings["under"] == "ddp"
-    sides = {"ddp": _start(task, None, True), "auto": _start(task, pilot, under_ddp)}
+    sides = {}
+    sides["ddp"] = _start(task, None, True)
+    sides["auto"] = _start(task, pilot, under_ddp)
     _decide(sides["auto"], task)
-    sides |= {name: _start(task, name, under_ddp) for name in settings["singles"]}
+    for name in settings["singles"]:
+        sides[name] = _start(task, name, under_ddp)
     rounds = settings["rounds"]
     counts = dict.fromkeys(sides, int(settings["steps"]))
     for turn in range(rounds + 1):  # the first warms up, and tells how long steps are
@@ -60,11 +63,14 @@ def measure(settings: Json, report: Report) -> Json:
         # nobody is always the first, or always behind the same other
         shift = turn % len(order)
         for place, (name, side) in enumerate(order[shift:] + order[:shift]):
-            report((turn + place / len(sides)) / (rounds + 1), name)
-            _take_turn(side, task, counts[name] if turn else 2)
-            if not turn:
-                counts[name] = _num_steps(side.turns_s.pop(), settings)
-                side.core_s = 0.0
+            done = turn + place / len(sides)
+            report(done / (rounds + 1), name)
+            if turn:
+                _take_turn(side, task, counts[name])
+                continue
+            _take_turn(side, task, 2)
+            counts[name] = _num_steps(side.turns_s.pop(), settings)
+            side.core_s = 0.0
     return {
         "turns_s": {name: side.turns_s for name, side in sides.items()},
         "core_s": {name: side.core_s for name, side in sides.items()},

@@ -79,7 +79,9 @@ class FaultsBench:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of faults that these ways know."""
-        return LOCAL_KINDS if self.ways == (LOCAL,) else KINDS
+        if self.ways == (LOCAL,):
+            return LOCAL_KINDS
+        return KINDS
 
     @property
     def testbed(self) -> Testbed:

@@ -270,7 +270,7 @@ class _Watched:
 
     def _last_lines(self, rank: int) -> str:
         path = self._folder / f"{rank}.log"
-        text = (
-            path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        )
+        text = ""
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-6:])

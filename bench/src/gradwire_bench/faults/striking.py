@@ -244,7 +244,9 @@ class StruckSteps:
         is_lent = isinstance(asked, AllToAll) and asked.room is not None
         if accident.when == "during" and not is_lent:
             results = yield (*verbs, Compute("fault", self._striker))
-            return results[:-1] if isinstance(asked, tuple) else results[0]
+            if isinstance(asked, tuple):
+                return results[:-1]
+            return results[0]
         results = yield asked
         self._striker()
         return results
@@ -283,7 +285,9 @@ class StruckSteps:
 
 
 def _verbs(asked: Any) -> tuple[Any, ...]:
-    return asked if isinstance(asked, tuple) else (asked,)
+    if isinstance(asked, tuple):
+        return asked
+    return (asked,)
 
 
 def _sent(verb: Any) -> Tensor | None:

@@ -229,7 +229,9 @@ def _failed(name: str, error: Exception) -> Row:
 
 
 def _name(device: str) -> str:
-    return str(torch.cuda.get_device_name()) if device == "cuda" else "cpu"
+    if device != "cuda":
+        return "cpu"
+    return str(torch.cuda.get_device_name())
 
 
 # ---- kernels -------------------------------------------------------------------------

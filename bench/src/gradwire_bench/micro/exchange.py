@@ -46,7 +46,9 @@ class ExchangeBench:
     @property
     def names(self) -> list[str]:
         """The exchanges that are measured, in turn."""
-        flat = ["dense", *self.only] if self.only else [*EXCHANGES]
+        flat = [*EXCHANGES]
+        if self.only:
+            flat = ["dense", *self.only]
         if self.ranks_per_host == 1:
             return flat
         return [n for name in dict.fromkeys(flat) for n in (name, name + ON_HOSTS)]

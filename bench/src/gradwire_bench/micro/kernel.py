@@ -80,7 +80,9 @@ def codec_cases(
         "decode": (merged, lambda: codec.merge(payload, out_N)),
         "decode-plain": (decoded, lambda: codec.decode(payload, out_N)),
     }
-    others = {} if peers is None else peers(codec, grad_N, out_N)
+    others = {}
+    if peers is not None:
+        others = peers(codec, grad_N, out_N)
     return [
         KernelCase(f"{name}/{part}", moved, call, others.get(part, {}))
         for part, (moved, call) in calls.items()

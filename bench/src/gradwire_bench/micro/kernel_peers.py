@@ -60,14 +60,14 @@ def pack(codes_N: Tensor, bits: int) -> Tensor:
 def unpack(bytes_U: Tensor, bits: int) -> Tensor:
     """The codes in these bytes, as uint8."""
     mask = 2**bits - 1
-    return torch.stack(
-        [(bytes_U >> (at * bits)) & mask for at in range(8 // bits)], 1
-    ).flatten()
+    columns = [(bytes_U >> shift) & mask for shift in range(0, 8, bits)]
+    return torch.stack(columns, 1).flatten()
 
 
 def _keep(residual_N: Tensor, whole_BL: Tensor, sent_BL: Tensor) -> None:
     left_BL = whole_BL - sent_BL
-    kept_BL = torch.where(torch.isfinite(left_BL), left_BL, residual_N.view_as(left_BL))
+    old_BL = residual_N.view_as(left_BL)
+    kept_BL = torch.where(torch.isfinite(left_BL), left_BL, old_BL)
     residual_N.copy_(kept_BL.view(-1))
 
 
@@ -80,15 +80,16 @@ def _onebit() -> Peer:
         above_BL = whole_BL >= 0
         high_B = codec.stretch * _mean_where(whole_BL, above_BL)
         low_B = codec.stretch * _mean_where(whole_BL, ~above_BL)
-        _keep(
-            residual_N, whole_BL, torch.where(above_BL, high_B[:, None], low_B[:, None])
-        )
-        return low_B, high_B, pack(above_BL.view(-1).to(torch.uint8), 1)
+        sent_BL = torch.where(above_BL, high_B[:, None], low_B[:, None])
+        _keep(residual_N, whole_BL, sent_BL)
+        codes_N = above_BL.view(-1).to(torch.uint8)
+        return low_B, high_B, pack(codes_N, 1)
 
     def merge(sent: Sent, sum_N: Tensor) -> None:
         low_B, high_B, bits_U = sent
         above_BL = unpack(bits_U, 1).view(-1, block) == 1
-        sum_N.add_(torch.where(above_BL, high_B[:, None], low_B[:, None]).view(-1))
+        sent_BL = torch.where(above_BL, high_B[:, None], low_B[:, None])
+        sum_N.add_(sent_BL.view(-1))
 
     return Peer(block, encode, merge)
 
@@ -104,14 +105,18 @@ def _tbq() -> Peer:
 
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
         whole_N = grad_N + residual_N
-        codes_N = (whole_N >= codec.threshold).to(torch.uint8)
-        codes_N = codes_N + 2 * (whole_N <= -codec.threshold).to(torch.uint8)
+        is_high_N = whole_N >= codec.threshold
+        is_low_N = whole_N <= -codec.threshold
+        codes_N = is_high_N.to(torch.uint8)
+        codes_N = codes_N + 2 * is_low_N.to(torch.uint8)
         codes_N = torch.where(torch.isfinite(whole_N), codes_N, 3)
         _keep(residual_N, whole_N, value(codes_N))
         return (pack(codes_N, 2),)
 
     def value(codes_N: Tensor) -> Tensor:
-        known_N = ((codes_N == 1).float() - (codes_N == 2).float()) * codec.threshold
+        is_high_N = (codes_N == 1).float()
+        is_low_N = (codes_N == 2).float()
+        known_N = (is_high_N - is_low_N) * codec.threshold
         return torch.where(codes_N == 3, torch.nan, known_N)
 
     def merge(sent: Sent, sum_N: Tensor) -> None:
@@ -130,46 +135,48 @@ def _terngrad() -> Peer:
         whole_BL = (grad_N + residual_N).view(-1, block)
         limit_B = clip * whole_BL.square().mean(1).sqrt()
         top_B = torch.minimum(whole_BL.abs().amax(1), limit_B)
-        kept_BL = whole_BL.abs() > torch.rand_like(whole_BL) * top_B[:, None]
-        codes_BL = torch.where(kept_BL, torch.where(whole_BL > 0, 2, 0), 1).to(
-            torch.uint8
-        )
-        _keep(residual_N, whole_BL, (codes_BL.float() - 1) * top_B[:, None])
+        drawn_BL = torch.rand_like(whole_BL) * top_B[:, None]
+        kept_BL = whole_BL.abs() > drawn_BL
+        signs_BL = torch.where(whole_BL > 0, 2, 0)
+        codes_BL = torch.where(kept_BL, signs_BL, 1).to(torch.uint8)
+        _keep(residual_N, whole_BL, value(top_B, codes_BL))
         return top_B, pack(codes_BL.view(-1), 2)
+
+    def value(top_B: Tensor, codes_BL: Tensor) -> Tensor:
+        return (codes_BL.float() - 1) * top_B[:, None]
 
     def merge(sent: Sent, sum_N: Tensor) -> None:
         top_B, codes_U = sent
         codes_BL = unpack(codes_U, 2).view(-1, block)
-        sum_N.add_(((codes_BL.float() - 1) * top_B[:, None]).view(-1))
+        sum_N.add_(value(top_B, codes_BL).view(-1))
 
     return Peer(block, encode, merge)
 
 
 def _qsgd() -> Peer:
     codec = qsgd()
-    levels = 2 ** (codec.bitwidth - 1) - 1
+    levels: int = 2 ** (codec.bitwidth - 1) - 1
 
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
         whole_BL = (grad_N + residual_N).view(-1, codec.block)
         norm_B = whole_BL.abs().amax(1)
-        scaled_BL = (
-            whole_BL.abs() * torch.where(norm_B > 0, levels / norm_B, 0.0)[:, None]
-        )
-        level_BL = (scaled_BL + torch.rand_like(scaled_BL)).floor()
-        codes_BL = (levels + torch.where(whole_BL < 0, -level_BL, level_BL)).to(
-            torch.uint8
-        )
-        _keep(
-            residual_N,
-            whole_BL,
-            (codes_BL.float() - levels) * (norm_B / levels)[:, None],
-        )
+        scale_B = torch.where(norm_B > 0, levels / norm_B, 0.0)
+        scaled_BL = whole_BL.abs() * scale_B[:, None]
+        drawn_BL = scaled_BL + torch.rand_like(scaled_BL)
+        level_BL = drawn_BL.floor()
+        signed_BL = torch.where(whole_BL < 0, -level_BL, level_BL)
+        codes_BL = (levels + signed_BL).to(torch.uint8)
+        _keep(residual_N, whole_BL, value(norm_B, codes_BL))
         return norm_B, pack(codes_BL.view(-1), codec.bitwidth)
+
+    def value(norm_B: Tensor, codes_BL: Tensor) -> Tensor:
+        step_B = norm_B / levels
+        return (codes_BL.float() - levels) * step_B[:, None]
 
     def merge(sent: Sent, sum_N: Tensor) -> None:
         norm_B, codes_U = sent
         codes_BL = unpack(codes_U, codec.bitwidth).view(-1, codec.block)
-        sum_N.add_(((codes_BL.float() - levels) * (norm_B / levels)[:, None]).view(-1))
+        sum_N.add_(value(norm_B, codes_BL).view(-1))
 
     return Peer(codec.block, encode, merge)
 
@@ -181,13 +188,18 @@ def _int8() -> Peer:
         whole_BL = (grad_N + residual_N).view(-1, block)
         step_B = whole_BL.abs().amax(1) / 127
         per_step_B = torch.where(step_B > 0, 1 / step_B, 0.0)
-        codes_BL = ((whole_BL * per_step_B[:, None]).round() + 127).to(torch.uint8)
-        _keep(residual_N, whole_BL, (codes_BL.float() - 127) * step_B[:, None])
+        steps_BL = (whole_BL * per_step_B[:, None]).round()
+        codes_BL = (steps_BL + 127).to(torch.uint8)
+        _keep(residual_N, whole_BL, value(step_B, codes_BL))
         return step_B, codes_BL.view(-1)
+
+    def value(step_B: Tensor, codes_BL: Tensor) -> Tensor:
+        return (codes_BL.float() - 127) * step_B[:, None]
 
     def merge(sent: Sent, sum_N: Tensor) -> None:
         step_B, codes_N = sent
-        sum_N.add_(((codes_N.view(-1, block).float() - 127) * step_B[:, None]).view(-1))
+        codes_BL = codes_N.view(-1, block)
+        sum_N.add_(value(step_B, codes_BL).view(-1))
 
     return Peer(block, encode, merge)
 
@@ -201,9 +213,8 @@ def _demo() -> Peer:
     side = demo().side
     keep = demo().keep
     at_S = torch.arange(side)
-    basis_SS = torch.cos(math.pi / side * (at_S[:, None] + 0.5) * at_S) * math.sqrt(
-        2 / side
-    )
+    angles_SS = math.pi / side * (at_S[:, None] + 0.5) * at_S
+    basis_SS = torch.cos(angles_SS) * math.sqrt(2 / side)
     basis_SS[:, 0] /= math.sqrt(2)
 
     def cosines(tiles: Tensor, which: str) -> Tensor:
@@ -213,9 +224,11 @@ def _demo() -> Peer:
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
         whole_N = grad_N + residual_N
         tiles = whole_N.view(-1, side, side)
-        flat = cosines(tiles, "chw,hi,wj->cij").reshape(-1, side * side)
+        spectrum = cosines(tiles, "chw,hi,wj->cij")
+        flat = spectrum.reshape(-1, side * side)
         places = flat.abs().topk(keep, dim=1, sorted=False).indices
-        sent = places, flat.gather(1, places).bfloat16()
+        values = flat.gather(1, places)
+        sent = places, values.bfloat16()
         residual_N.copy_(whole_N - decoded(sent))
         return sent
 
@@ -309,8 +322,11 @@ def _calls(
     numel = grad_N.numel() - grad_N.numel() % peer.block
     part_N = grad_N[:numel]
     sum_N = out_N[:numel]
-    residual_N = torch.zeros_like(grad_N[:numel])
-    encode: Any = torch.compile(peer.encode, dynamic=False) if compiled else peer.encode
-    merge: Any = torch.compile(peer.merge, dynamic=False) if compiled else peer.merge
+    residual_N = torch.zeros_like(part_N)
+    encode: Any = peer.encode
+    merge: Any = peer.merge
+    if compiled:
+        encode = torch.compile(peer.encode, dynamic=False)
+        merge = torch.compile(peer.merge, dynamic=False)
     sent = peer.encode(part_N, residual_N)
     return lambda: encode(part_N, residual_N), lambda: merge(sent, sum_N)

@@ -87,13 +87,18 @@ def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
     )[:, 0]
     colours = _colours(drawn.values())
     longest_s = max(trace.iteration_s for trace in drawn.values())
-    unit, factor = ("s", 1.0) if longest_s >= 2 else ("ms", 1e3)
+    unit = "ms"
+    factor = 1e3
+    if longest_s >= 2:
+        unit = "s"
+        factor = 1.0
     for axes, (name, trace) in zip(panels, drawn.items(), strict=True):
         _panel(axes, trace, colours, factor)
-        facts = filter(
-            None, (format_seconds(trace.iteration_s), density_summary(trace.densities))
-        )
-        axes.set_title(f"{name}: {', '.join(facts)}", loc="left", fontsize=9, color=INK)
+        title_of_panel = f"{name}: {format_seconds(trace.iteration_s)}"
+        densities = density_summary(trace.densities)
+        if densities:
+            title_of_panel += f", {densities}"
+        axes.set_title(title_of_panel, loc="left", fontsize=9, color=INK)
     panels[-1].set_xlim(0, longest_s * factor * 1.01 or 1.0)
     panels[-1].set_xlabel(f"time ({unit})", fontsize=9, color=INK)
     patches = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
@@ -111,7 +116,9 @@ def density_summary(densities: Sequence[StepDensity]) -> str:
         return ""
     actual = f"density {fmean(density.actual for density in densities):.3g}"
     asked = [d.asked_density for d in densities if d.asked_density is not None]
-    return f"{actual} ({fmean(asked):.3g} asked)" if asked else actual
+    if not asked:
+        return actual
+    return f"{actual} ({fmean(asked):.3g} asked)"
 
 
 def _colours(traces: Iterable[Trace]) -> dict[str, str]:
@@ -135,8 +142,10 @@ def _panel(axes: Axes, trace: Trace, colours: Mapping[str, str], factor: float) 
         height = ROW_FILL / (max(levels) + 1)
         bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
         for span, level in zip(spans, levels, strict=True):
-            stretch = ((span.start_s - zero_s) * factor, span.duration_s * factor)
-            bars.setdefault((level, kind(span)), []).append(stretch)
+            start = (span.start_s - zero_s) * factor
+            length = span.duration_s * factor
+            of_kind = bars.setdefault((level, kind(span)), [])
+            of_kind.append((start, length))
         for (level, what), stretches in bars.items():
             bottom = row - ROW_FILL / 2 + level * height
             axes.broken_barh(

@@ -42,7 +42,9 @@ def scaled_profile(
             )
 
     def tensor_of(tensor: ProfiledTensor) -> ProfiledTensor:
-        numel = max(1, round(tensor.numel / scale)) if tensor.numel else 0
+        numel = 0
+        if tensor.numel:
+            numel = max(1, round(tensor.numel / scale))
         return tensor.model_copy(update={"shape": (numel,)})
 
     def layer_of(layer: Layer) -> Layer:

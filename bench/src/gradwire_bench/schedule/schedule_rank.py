@@ -229,7 +229,9 @@ def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
 
     host = cluster.host
     if host is not None:
-        line = None if host.line is None else full_line(host.line)
+        line = None
+        if host.line is not None:
+            line = full_line(host.line)
         host = host.model_copy(update={**full(host, shares=host.shares), "line": line})
     figures = full(cluster, collectives=cluster.collectives)
     figures["latency_s"] = cluster.latency_s / slowdown
@@ -265,7 +267,9 @@ def _attached(
 ) -> Iterator[dict[str, ReplayRun]]:
     runs: dict[str, ReplayRun] = {}
     memory: Memory = {}
-    seed = dist.get_rank() if any(plan.exchanges for plan in plans.values()) else None
+    seed = None
+    if any(plan.exchanges for plan in plans.values()):
+        seed = dist.get_rank()
     try:
         for name, plan in plans.items():
             check(plan, profile)

@@ -69,11 +69,10 @@ def course_of(lines: Iterable[Line], seconds: float) -> Course:
         elif what == "back":
             num_taken_back += sum(number >= values[0] for number in rounds)
             rounds = {at: rounds[at] for at in rounds if at < values[0]}
-    steps = {
-        number: (max(begin_s, 0.0), min(end_s, seconds))
-        for end_s, begin_s, number in by_word["step"]
-        if end_s > 0 and begin_s < seconds
-    }
+    steps = {}
+    for end_s, begin_s, number in by_word["step"]:
+        if end_s > 0 and begin_s < seconds:
+            steps[number] = (max(begin_s, 0.0), min(end_s, seconds))
     in_model = {number for numbers in rounds.values() for number in numbers}
     lives = [at_s for at_s, *_ in by_word["life"]]
     dead: dict[float, float] = {}
@@ -81,9 +80,16 @@ def course_of(lines: Iterable[Line], seconds: float) -> Course:
         life_s = min((at_s for at_s in lives if at_s > end_s), default=seconds)
         # a process may end before its first word
         dead.setdefault(life_s, end_s)
+    counted = []
+    lost = []
+    for number, step in steps.items():
+        if number in in_model:
+            counted.append(step)
+        else:
+            lost.append(step)
     return Course(
-        counted=[steps[number] for number in steps if number in in_model],
-        lost=[steps[number] for number in steps if number not in in_model],
+        counted=counted,
+        lost=lost,
         dead=[(end_s, life_s) for life_s, end_s in dead.items()],
         counted_at_s=[at_s for at_s, *_, has_work in by_word["in"] if has_work],
         rounds=[*rounds],
@@ -139,8 +145,7 @@ def loss_at(tokens: float, points: Sequence[Point]) -> float:
     """
     by_tokens = sorted((at, loss) for _, at, loss in points)
     low, low_loss = max(point for point in by_tokens if point[0] <= tokens)
-    high, high_loss = min(
-        (point for point in by_tokens if point[0] > tokens), default=(tokens, low_loss)
-    )
+    later = [point for point in by_tokens if point[0] > tokens]
+    high, high_loss = min(later, default=(tokens, low_loss))
     share = (tokens - low) / (high - low or 1)
     return low_loss + share * (high_loss - low_loss)

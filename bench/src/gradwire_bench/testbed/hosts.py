@@ -155,7 +155,9 @@ def _links(settings: Testbed) -> dict[int, LinkShapers]:
 def _privileges() -> tuple[Privilege, ...]:
     # A container's root may lack the right to make namespaces and still have user
     # namespaces.
-    return ("root", "user namespace") if os.geteuid() == 0 else ("user namespace",)
+    if os.geteuid() == 0:
+        return ("root", "user namespace")
+    return ("user namespace",)
 
 
 def _open_first(stack: ExitStack, settings: Testbed) -> Namespaces:

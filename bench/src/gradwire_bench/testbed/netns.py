@@ -329,11 +329,9 @@ def join_network(spaces: Namespaces, host: int) -> None:
 
 def _congestion_controls() -> str:
     listing = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-    return (
-        listing.read_text(encoding="ascii").strip()
-        if listing.exists()
-        else "see the kernel's own list"
-    )
+    if not listing.exists():
+        return "see the kernel's own list"
+    return listing.read_text(encoding="ascii").strip()
 
 
 def _read_pids(

@@ -91,7 +91,9 @@ def _watch(progress: Path, report: Report, over: threading.Event) -> None:
     """Passes on rank 0's last report until all is over."""
     seen = ""
     while not over.wait(_POLL_S):
-        text = progress.read_text(encoding="utf-8") if progress.exists() else ""
+        text = ""
+        if progress.exists():
+            text = progress.read_text(encoding="utf-8")
         if text and text != seen:
             seen = text
             fraction, _, what = text.partition(" ")

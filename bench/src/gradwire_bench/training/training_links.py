@@ -209,10 +209,8 @@ def run_here(links: TrainingOnLinks, report: Report) -> LinksResult:
     task = bench.tasks[0]
     optimizer = bench.optimizers[0]
     lines = measure(_settings(links, task, optimizer, 0, entrants), report)
-    mine = torch.tensor(
-        [[list(point.values()) for point in line] for line in lines],
-        dtype=torch.float64,
-    )
+    figures = [[list(point.values()) for point in line] for line in lines]
+    mine = torch.tensor(figures, dtype=torch.float64)
     of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, mine)
     means = torch.stack(of_ranks).mean(0)
@@ -229,20 +227,20 @@ def _hosts(links: TrainingOnLinks, rate: float | None) -> Any:
     testbed = Testbed(
         hosts=links.bench.ranks, rate_bytes_per_s=rate, wide_area=links.wide_area
     )
-    return relayed_hosts(testbed) if links.relayed else open_hosts(testbed)
+    if links.relayed:
+        return relayed_hosts(testbed)
+    return open_hosts(testbed)
 
 
 def _merged(of_ranks: Sequence[Sequence[dict[str, float]]], shared: int) -> list[Point]:
     """One entrant's points as all ranks saw them."""
-    return [
-        Point(
-            at[0]["step"],
-            mean(point["seconds"] for point in at),
-            mean(point["sent_bytes"] for point in at) / shared,
-            at[0]["loss"],
-        )
-        for at in zip(*of_ranks, strict=True)
-    ]
+    points = []
+    for at in zip(*of_ranks, strict=True):
+        seconds = mean(point["seconds"] for point in at)
+        sent_bytes = mean(point["sent_bytes"] for point in at)
+        first = at[0]
+        points.append(Point(first["step"], seconds, sent_bytes / shared, first["loss"]))
+    return points
 
 
 def _best(

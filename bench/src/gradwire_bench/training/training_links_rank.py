@@ -30,7 +30,9 @@ def measure(settings: Json, report: Report) -> list[list[dict[str, float]]]:
     sys.path += settings["peers"]
     steps = settings["steps"]
     every = settings["every"]
-    live = settings["live"] if dist.get_rank() == 0 else None
+    live = None
+    if dist.get_rank() == 0:
+        live = settings["live"]
     entrants = settings["entrants"]
     trainers = [_started(settings, name, factor) for name, factor in entrants]
     points: list[list[dict[str, float]]] = [[_point(trainer)] for trainer in trainers]
@@ -70,7 +72,9 @@ def _point(
     """All ranks hold one model here; rank 0 scores it, as the others would find the
     same.
     """
-    loss = trainer.task.score(trainer.plain) if dist.get_rank() == 0 else 0.0
+    loss = 0.0
+    if dist.get_rank() == 0:
+        loss = trainer.task.score(trainer.plain)
     return {
         "step": trainer.steps_done,
         "seconds": seconds,

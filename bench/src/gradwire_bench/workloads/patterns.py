@@ -34,9 +34,11 @@ def draw(num: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     side_S = torch.arange(SIDE)
     rows_BS1 = (shifts_B2[:, :1] + side_S).unsqueeze(2)
     columns_B1S = (shifts_B2[:, 1:] + side_S).unsqueeze(1)
-    patterns_BSS = _patterns()[classes_B.view(-1, 1, 1), rows_BS1, columns_B1S]
+    classes_B11 = classes_B.view(-1, 1, 1)
+    patterns_BSS = _patterns()[classes_B11, rows_BS1, columns_B1S]
     noise_BSS = torch.randn(num, SIDE, SIDE, generator=random)
-    images_BSS = strengths_B.view(-1, 1, 1) * patterns_BSS + _NOISE * noise_BSS
+    strengths_B11 = strengths_B.view(-1, 1, 1)
+    images_BSS = strengths_B11 * patterns_BSS + _NOISE * noise_BSS
     return images_BSS.unsqueeze(1), classes_B
 
 

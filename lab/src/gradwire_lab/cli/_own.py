@@ -89,11 +89,9 @@ def made_with(algorithm: Any, settings: Mapping[str, object], where: str) -> Any
     except (
         TypeError
     ) as error:  # a setting that is missing, or one that a user's class has not
-        known = (
-            ", ".join(part.name for part in fields(algorithm))
-            if is_dataclass(algorithm)
-            else ""
-        )
+        known = ""
+        if is_dataclass(algorithm):
+            known = ", ".join(part.name for part in fields(algorithm))
         reason = str(error).partition("() ")[2] or str(error)
         raise InvalidSetting(
             f"{where}: {algorithm.__name__} {reason}; its settings are {known}: "
@@ -118,7 +116,9 @@ def subjects_of(
     """
     head, colon, name = file.rpartition(":")
     path = Path(head if colon and Path(head).suffix in (".py", TEXT) else file)
-    wanted = name if path == Path(head) and colon else None
+    wanted = None
+    if path == Path(head) and colon:
+        wanted = name
     if path.suffix == TEXT:
         made = program_of_text(path, more or [], traits or [])
         return [made_with(made, settings, file)]
@@ -199,9 +199,9 @@ def _instances(
 ) -> list[Any]:
     if isinstance(value, type):
         listed = [example for example in examples if type(example) is value]
-        return (
-            listed if listed and not settings else [made_with(value, settings, where)]
-        )
+        if listed and not settings:
+            return listed
+        return [made_with(value, settings, where)]
     if not settings:
         return [value]
     if isinstance(value, FunctionType | partial):

@@ -145,11 +145,9 @@ def _findings(rows: list[Row]) -> Iterator[str]:
     broken = [row for row in rows if row["verdict"] == "broken"]
     for fault in dict.fromkeys(row["found"] for row in broken):
         first, *others = [row for row in broken if row["found"] == fault]
-        also = (
-            f"\n  also    {', '.join(str(row['law']) for row in others)}"
-            if others
-            else ""
-        )
+        also = ""
+        if others:
+            also = f"\n  also    {', '.join(str(row['law']) for row in others)}"
         yield (
             f"{first['name']} breaks {first['law']}\n"
             f"  law     {first['sentence']}\n"

@@ -181,7 +181,9 @@ def rendered(codec: Any, target: Target) -> str:
     built = codec.kernels().built
     if target is Target.ir:
         return "\n\n".join(_listing(kernel) for kernel in built.kernels)
-    return render_triton(*built.kernels) if target is Target.triton else str(built.text)
+    if target is Target.triton:
+        return render_triton(*built.kernels)
+    return str(built.text)
 
 
 def _listing(kernel: Any) -> str:

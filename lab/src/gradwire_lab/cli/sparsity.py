@@ -51,11 +51,8 @@ def sparsity(
         )
     model_and_step = from_file(model)
     values = read_settings(settings or ())
-    group = (
-        launched_group()
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1
-        else nullcontext()
-    )
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    group = launched_group() if num_ranks > 1 else nullcontext()
     with (
         group,
         progress("looking for zeros", total=batches or NUM_GRADIENTS) as advance,

@@ -116,18 +116,13 @@ class casync_ring(Collective):
     def init(
         self, codec: Compressor, spec: TensorSpec, world: int
     ) -> tuple[State, ...]:
-        return tuple(
-            state
-            for start, stop in chunk_bounds(
-                spec.numel, self._num_parts(codec, spec, world)
-            )
-            for state in first_states(
-                codec.chunk(start, stop),
-                spec.chunk(start, stop),
-                world,
-                self.partitions,
-            )
-        )
+        num_parts = self._num_parts(codec, spec, world)
+        states: list[State] = []
+        for start, stop in chunk_bounds(spec.numel, num_parts):
+            own_codec = codec.chunk(start, stop)
+            own_spec = spec.chunk(start, stop)
+            states += first_states(own_codec, own_spec, world, self.partitions)
+        return tuple(states)
 
     def run(
         self,
@@ -141,19 +136,21 @@ class casync_ring(Collective):
         # A lossless codec's wire is of the gradient's own dtype, in which a sum may
         # overflow where the mean does not: partial sums travel divided by W. Others
         # take the sum unrounded.
-        codec = codec if codec.traits.lossless else me.variant_of(codec)
+        if not codec.traits.lossless:
+            codec = me.variant_of(codec)
         parts = chunk_bounds(grad_N.numel(), len(state) // me.world)
         first = first_server(me, self.partitions)
         walks = []
         for number, (start, stop) in enumerate(parts):
-            residual_P = None if residual_N is None else residual_N[start:stop]
+            residual_P = None
+            if residual_N is not None:
+                residual_P = residual_N[start:stop]
+            own_codec = codec.chunk(start, stop)
+            grad_P = grad_N[start:stop]
+            out_P = out_N[start:stop]
             part_states = state[number * me.world :][: me.world]
-            walk = _Walk(
-                codec.chunk(start, stop), me, grad_N[start:stop], residual_P, number
-            )
-            walks.append(
-                walk.steps(out_N[start:stop], part_states, self.partitions, first)
-            )
+            walk = _Walk(own_codec, me, grad_P, residual_P, number)
+            walks.append(walk.steps(out_P, part_states, self.partitions, first))
         states = yield from staggered(walks)
         return tuple(state for part_states in states for state in part_states)
 
@@ -233,12 +230,14 @@ class _Walk:
             yield self.announcing((rank + 1) % world, rank)
             self.hear(rank)
         for step in range(world - 1):
-            out, into, after = ((rank + place - step) % world for place in (1, 0, -1))
+            out = (rank + 1 - step) % world
+            into = (rank - step) % world
+            after = (rank - 1 - step) % world
+            verbs = [*self.decoding(out, out_N), *self.forwarding(out, into)]
             announces_next = varies and step < world - 2
-            moves = self.forwarding(out, into) + (
-                self.announcing(into, after) if announces_next else ()
-            )
-            yield (*self.decoding(out, out_N), *moves)
+            if announces_next:
+                verbs += self.announcing(into, after)
+            yield tuple(verbs)
             if announces_next:
                 self.hear(after)
         yield self.decoding((rank + 2) % world, out_N)
@@ -252,16 +251,14 @@ class _Walk:
 
     def forwarding(self, out: int, into: int) -> tuple[Verb, ...]:
         """Sends the payload of one chunk on, and receives another one's."""
-        slots = [
-            self.slots[chunk][: slot_bytes(self.sizes[chunk])] for chunk in (out, into)
-        ]
-        return self._transfers(out, into, *slots)
+        sent = self.slots[out][: slot_bytes(self.sizes[out])]
+        come = self.slots[into][: slot_bytes(self.sizes[into])]
+        return self._transfers(out, into, sent, come)
 
     def announcing(self, out: int, into: int) -> tuple[Verb, ...]:
         """The same of the payloads' sizes; ``hear`` takes what has come."""
-        return self._transfers(
-            out, into, self.own_1.fill_(self.sizes[out]), self.announced_1
-        )
+        self.own_1.fill_(self.sizes[out])
+        return self._transfers(out, into, self.own_1, self.announced_1)
 
     def hear(self, chunk: int) -> None:
         """Notes the size announced by the rank before, if its chunk was not empty."""
@@ -299,23 +296,32 @@ class _Walk:
 
     def _on(self, chunk: int, name: str, fn: Callable[[], None]) -> tuple[Compute, ...]:
         """A computation on a chunk; nothing on one that is empty."""
-        return (Compute(name, fn, self.numel(chunk)),) if self.numel(chunk) else ()
+        numel = self.numel(chunk)
+        if not numel:
+            return ()
+        return (Compute(name, fn, numel),)
 
     def _merge(self, chunk: int) -> None:
         start, stop = self.chunks.bounds[chunk]
-        sum_C = self.sum_C[: stop - start].copy_(self.grad_N[start:stop])
-        self.chunks.codecs[chunk].merge(self.payload(chunk), sum_C, scale=self.unit)
+        sum_C = self.sum_C[: stop - start]
+        sum_C.copy_(self.grad_N[start:stop])
+        codec = self.chunks.codecs[chunk]
+        codec.merge(self.payload(chunk), sum_C, scale=self.unit)
 
     def _encode(self, chunk: int, value_C: Tensor) -> None:
         start, stop = self.chunks.bounds[chunk]
-        residual_C = None if self.residual_N is None else self.residual_N[start:stop]
+        residual_C = None
+        if self.residual_N is not None:
+            residual_C = self.residual_N[start:stop]
         buffer = self.slots[chunk][: self.chunks.formats[chunk].size_bytes]
         if self.lossless:
             value_C = (value_C / self.unit).to(self.grad_N.dtype)
             if residual_C is not None:
                 residual_C.div_(self.unit)
-        payload, self.states[chunk] = self.chunks.codecs[chunk].encode(
-            self.states[chunk], value_C, residual_N=residual_C, buffer=buffer
+        codec = self.chunks.codecs[chunk]
+        state = self.states[chunk]
+        payload, self.states[chunk] = codec.encode(
+            state, value_C, residual_N=residual_C, buffer=buffer
         )
         self.sizes[chunk] = payload.size_bytes
         if self.lossless and residual_C is not None:
@@ -324,9 +330,8 @@ class _Walk:
     def _decode(self, chunk: int, out_N: Tensor) -> None:
         start, stop = self.chunks.bounds[chunk]
         scale = self.unit / self.me.world
-        self.chunks.codecs[chunk].decode(
-            self.payload(chunk), out_N[start:stop], scale=scale
-        )
+        codec = self.chunks.codecs[chunk]
+        codec.decode(self.payload(chunk), out_N[start:stop], scale=scale)
 
 
 EXAMPLES = (casync_ring(),)

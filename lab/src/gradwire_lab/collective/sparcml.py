@@ -213,9 +213,10 @@ def _scaled(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
     that.
     """
     values = entries.values
-    scaled = (
-        values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
-    )
+    if values.dtype == dtype:
+        scaled = values.mul_(factor)
+    else:
+        scaled = values.to(dtype).mul_(factor)
     return entries._replace(values=scaled)
 
 
@@ -258,7 +259,9 @@ def _swap(
     count = 0
     landed = None
     if receives:
-        there = len(adds) - sums.num_ranks if adds else me.world
+        there = me.world
+        if adds:
+            there = len(adds) - sums.num_ranks
         [count] = me.sizes(
             announced_1,
             [sums.whole.num_units],

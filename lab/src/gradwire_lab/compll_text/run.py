@@ -237,7 +237,9 @@ class ProgramTrace:
         text = token.lower()
         if text.startswith("0x"):
             return int(text, 16)
-        return int(text) if text.isdecimal() else float(text.rstrip("f"))
+        if text.isdecimal():
+            return int(text)
+        return float(text.rstrip("f"))
 
     def _name(self, token: Token) -> Value:
         variable = self._frame.variables.get(token) or self._globals.get(token)
@@ -278,9 +280,9 @@ class ProgramTrace:
         value = getattr(self._codec, member)
         # A float setting keeps its digits, as in Python: a share of 0.01 counts
         # elements exactly.
-        return (
-            value if isinstance(value, float) else converted(struct[member].kind, value)
-        )
+        if isinstance(value, float):
+            return value
+        return converted(struct[member].kind, value)
 
     def _cast(self, to: Token, inner: Parsed) -> Value:
         return converted(Kind.of(to), self._value(inner))
@@ -414,7 +416,9 @@ class ProgramTrace:
         except TextError:
             raise
         except InvalidSetting as error:
-            reason = error.reason if isinstance(error, Refusal) else str(error)
+            reason = str(error)
+            if isinstance(error, Refusal):
+                reason = error.reason
             raise at(self._frame.text, place, reason) from None
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             reason = f"{error}; this cannot be computed of these values"

@@ -43,7 +43,9 @@ class Text:
         lines = self.content.splitlines() or [""]
         shown = lines[min(line, len(lines)) - 1]
         before = min(column - 1, len(shown))
-        first = max(0, before - _LONGEST // 2) if len(shown) > _LONGEST else 0
+        first = 0
+        if len(shown) > _LONGEST:
+            first = max(0, before - _LONGEST // 2)
         shown = shown[first : first + _LONGEST]  # what is around the place
         under = "".join("\t" if c == "\t" else " " for c in shown[: before - first])
         return TextError(

@@ -47,7 +47,9 @@ def _divided(a: Value, b: Value) -> Value:
             "C drops the fraction; write float(a) / b to keep it",
         )
     whole = abs(a) // abs(b)
-    return whole if (a < 0) == (b < 0) else -whole
+    if (a < 0) == (b < 0):
+        return whole
+    return -whole
 
 
 def _shifted(by: Callable[[Any, Any], Value]) -> Callable[[Value, Value], Value]:
@@ -149,7 +151,9 @@ def truth(value: Value) -> Value:
 
 
 def _inverse(condition: Value) -> Value:
-    return not condition if isinstance(condition, bool) else ~condition
+    if isinstance(condition, bool):
+        return not condition
+    return ~condition
 
 
 def apply_function(

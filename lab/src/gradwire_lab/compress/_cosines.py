@@ -49,7 +49,9 @@ class Cutting(NamedTuple):
         """Rows and columns of the last chunk; (0, 0) where nothing is left over."""
         rest = self.numel % self.side**2
         columns = min(self.side, rest)
-        return (-(-rest // columns), columns) if rest else (0, 0)
+        if not rest:
+            return (0, 0)
+        return (-(-rest // columns), columns)
 
     @property
     def last_keep(self) -> int:
@@ -238,7 +240,8 @@ def _reference_encode(
     whole_N = grad_N if residual_N is None else residual_N.add_(grad_N)
     for part in _parts(cutting):
         num, rows, columns = part.shape
-        padded = whole_N.new_zeros(num * rows * columns)
+        size = rows * columns
+        padded = whole_N.new_zeros(num * size)
         part_N = whole_N[part.elements]
         padded[: part_N.numel()] = part_N
         flat = spectrum_of(padded.view(part.shape)).reshape(num, -1)
@@ -246,10 +249,11 @@ def _reference_encode(
         count = (part.entries.stop - part.entries.start) // num
         falling = keys.sort(dim=1, descending=True, stable=True).indices
         order = falling[:, :count].sort(1).values
-        starts = torch.arange(num, device=flat.device)[:, None] * rows * columns
+        starts = torch.arange(num, device=flat.device)[:, None] * size
         places = order + starts + part.places.start
         places_K[part.entries] = places.view(-1).int()
-        values_K[part.entries] = flat.gather(1, order).to(wire).view(-1)
+        values = flat.gather(1, order)
+        values_K[part.entries] = values.to(wire).view(-1)
     if residual_N is not None:
         sent_N = torch.empty_like(residual_N)
         _reference_decode(cutting, places_K[None], values_K[None], sent_N, 1.0, False)
@@ -271,14 +275,17 @@ def _reference_decode(
         listed = places_LK[:, part.entries].long()
         at_LCE = listed.view(len(places_LK), num, -1) - first
         own_C1 = torch.arange(num, device=out_N.device)[:, None]
-        wrong = (at_LCE // size != own_C1).any(0).view(-1).nonzero()
+        is_wrong_LCE = at_LCE // size != own_C1
+        wrong = is_wrong_LCE.any(0).view(-1).nonzero()
         if wrong.numel():
             return int(part.entries.start + wrong[0])
         spectrum = out_N.new_zeros(num * size)
         for at_CE, values_K in zip(at_LCE, values_LK[:, part.entries], strict=True):
             spectrum[at_CE.view(-1)] += values_K
-        found_N = spectrum_of(spectrum.view(part.shape), back=True).reshape(-1)
+        found = spectrum_of(spectrum.view(part.shape), back=True)
         own_N = out_N[part.elements]
-        decoded_N = found_N[: own_N.numel()] * scale
-        own_N.copy_(own_N + decoded_N if add else decoded_N)
+        decoded_N = found.reshape(-1)[: own_N.numel()] * scale
+        if add:
+            decoded_N = own_N + decoded_N
+        own_N.copy_(decoded_N)
     return -1

@@ -108,7 +108,9 @@ def _reference_encode(in_N: Tensor, into: CodedExponents, factor: float) -> int:
     if into.low_N is None:
         upper_N = in_N.view(torch.int16).int()
     else:
-        bits_N = (in_N if factor == 1.0 else in_N * factor).view(torch.int32)
+        if factor != 1.0:
+            in_N = in_N * factor
+        bits_N = in_N.view(torch.int32)
         into.low_N.copy_(bits_N)  # a narrower type takes the lower bits
         upper_N = bits_N >> 16
     into.rest_N.copy_(upper_N >> 8 & _UPPER | upper_N & 0x7F)
@@ -129,24 +131,26 @@ def _encoded(exponents: Tensor) -> Tensor:
     common = counts.sort(descending=True, stable=True).indices
 
     def size(bits: int) -> int:
-        return (
-            _coded_bytes(total, bits) + total - int(counts[common[: 2**bits - 1]].sum())
-        )
+        with_code = common[: 2**bits - 1]
+        num_others = total - int(counts[with_code].sum())
+        return _coded_bytes(total, bits) + num_others
 
     bits = min(range(1, _MOST_BITS + 1), key=size)
     if size(bits) >= total:
         return exponents
     escape = 2**bits - 1
-    coded = common[: min(escape, int(counts.count_nonzero()))]
+    num_kinds = int(counts.count_nonzero())
+    coded = common[: min(escape, num_kinds)]
     places = torch.full((256,), escape, device=exponents.device)
     places[coded] = torch.arange(len(coded), device=exponents.device)
     codes = places[exponents]
     table = torch.nn.functional.pad(coded, (0, escape - len(coded)))
     shifts = torch.arange(bits, device=exponents.device)
-    packed = packed_codes((codes[:, None] >> shifts & 1).view(-1), 1)
-    return torch.cat(
-        [counts.new_tensor([bits]), table, packed, exponents[codes == escape]]
-    )
+    digits = codes[:, None] >> shifts & 1
+    packed = packed_codes(digits.view(-1), 1)
+    head = counts.new_tensor([bits])
+    others = exponents[codes == escape]
+    return torch.cat([head, table, packed, others])
 
 
 def _coded_bytes(total: int, bits: int) -> int:
@@ -178,10 +182,14 @@ def _reference_decode(
     rest_N = coded.rest_N.int()
     upper_N = (rest_N & _UPPER) << 8 | exponent_N << 7 | rest_N & 0x7F
     if coded.low_N is None:
-        out_N.copy_(upper_N.to(torch.int16).view(torch.bfloat16))
+        half_N = upper_N.to(torch.int16)
+        out_N.copy_(half_N.view(torch.bfloat16))
         return -1
-    value_N = (upper_N << 16 | coded.low_N.int() & 0xFFFF).view(torch.float32)
-    value_N = value_N if factor == 1.0 else value_N * factor
+    low_N = coded.low_N.int() & 0xFFFF
+    bits_N = upper_N << 16 | low_N
+    value_N = bits_N.view(torch.float32)
+    if factor != 1.0:
+        value_N = value_N * factor
     if add:
         out_N.add_(value_N)
     else:
@@ -194,13 +202,17 @@ def _decoded(block_K: Tensor, total: int) -> Tensor | None:
     if block_K.numel() == total:
         return block_K
     bits = int(block_K[0])
-    if not 1 <= bits <= _MOST_BITS or _coded_bytes(total, bits) > block_K.numel():
+    if not 1 <= bits <= _MOST_BITS:
+        return None
+    others = _coded_bytes(total, bits)
+    if others > block_K.numel():
         return None
     escape = 2**bits - 1
     first = escape + 1
-    others = _coded_bytes(total, bits)
     shifts = torch.arange(bits, device=block_K.device)
-    codes = unpacked_codes(block_K[first:others], 1, total * bits).view(total, bits)
+    packed = block_K[first:others]
+    digits = unpacked_codes(packed, 1, total * bits)
+    codes = digits.view(total, bits)
     places = (codes << shifts).sum(1)
     is_other = places == escape
     if int(is_other.sum()) != block_K.numel() - others:

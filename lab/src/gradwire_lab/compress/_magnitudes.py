@@ -50,20 +50,23 @@ class Magnitudes:
 
     def __init__(self, bins_B: Tensor, counts_B2: Tensor) -> None:
         self.numel = int(counts_B2.sum())
-        start, stop = torch.searchsorted(
-            bins_B, bins_B.new_tensor([1, _NOT_FINITE])
-        ).tolist()
+        limits = bins_B.new_tensor([1, _NOT_FINITE])
+        start, stop = torch.searchsorted(bins_B, limits).tolist()
         bits_B = bins_B[start:stop] << 16
         counts_B2 = counts_B2[start:stop].double()
-        self._levels_B = (bits_B + (1 << 15)).view(torch.float32).double()
+        middles_B = bits_B + (1 << 15)
+        self._levels_B = middles_B.view(torch.float32).double()
         self._counts_B2 = counts_B2
         self._edges: list[float] = bits_B.view(torch.float32).tolist()
         self._levels: list[float] = self._levels_B.tolist()
         powers_3B = torch.stack([self._levels_B**power for power in range(3)])
-        from_above_3B = (counts_B2.sum(1) * powers_3B).flip(1).cumsum(1).flip(1)
+        of_bin_3B = counts_B2.sum(1) * powers_3B
+        from_above_3B = of_bin_3B.flip(1).cumsum(1).flip(1)
         sums: list[list[float]] = from_above_3B.tolist()
         self._reaching, self._sums, self._squares = sums
-        self.num_elements = int(self._reaching[0]) if self._reaching else 0
+        self.num_elements = 0
+        if self._reaching:
+            self.num_elements = int(self._reaching[0])
 
     @classmethod
     def of(cls, grad_N: Tensor, residual_N: Residual = None) -> Magnitudes:
@@ -106,7 +109,9 @@ class Magnitudes:
         is_nearer = (
             self._reaching[more] * self._reaching[fewer] <= num_asked * num_asked
         )
-        return more if is_nearer and self._reaching[more] <= most else fewer
+        if is_nearer and self._reaching[more] <= most:
+            return more
+        return fewer
 
     def between(self, low: float, high: float) -> bool:
         """Whether some element lies between: whether both let pass another number."""
@@ -194,9 +199,14 @@ def _reference_histogram(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, 
     near_N = c_N.to(torch.float32)
     # Not rounded away from zero: what is counted in a bin reaches its edge.
     beyond_N = near_N.to(c_N.dtype).abs() > c_N.abs()
-    near_N = torch.where(beyond_N, near_N.nextafter(torch.zeros_like(near_N)), near_N)
+    zeros_N = torch.zeros_like(near_N)
+    inward_N = near_N.nextafter(zeros_N)
+    near_N = torch.where(beyond_N, inward_N, near_N)
     bits_N = near_N.contiguous().view(torch.int32)
-    place_N = 2 * ((bits_N >> 16) & (_NUM_BINS - 1)) + (bits_N < 0)
-    counts = torch.bincount(place_N, minlength=2 * _NUM_BINS).view(_NUM_BINS, 2)
+    bin_N = (bits_N >> 16) & (_NUM_BINS - 1)
+    is_negative_N = bits_N < 0
+    place_N = 2 * bin_N + is_negative_N
+    counts = torch.bincount(place_N, minlength=2 * _NUM_BINS)
+    counts = counts.view(_NUM_BINS, 2)
     bins_B = counts.sum(1).nonzero().flatten()
     return bins_B.to(torch.int32), counts[bins_B]

@@ -12,7 +12,9 @@ def width_of(bound: int) -> int:
     >>> [width_of(bound) for bound in (1, 256, 257, 2**16, 2**24, 2**24 + 1)]
     [1, 1, 2, 2, 3, 4]
     """
-    return max(1, -(-(bound - 1).bit_length() // 8)) if bound > 0 else 1
+    if bound <= 0:
+        return 1
+    return max(1, -(-(bound - 1).bit_length() // 8))
 
 
 def narrow(numbers_K: Tensor, width: int, out: Tensor) -> Tensor:

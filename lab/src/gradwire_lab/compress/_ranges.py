@@ -35,7 +35,8 @@ def topk_ranges(
     num_selected = indices_K.numel()
     check_floating("c_N", c_N)
     check_addressable("c_N", num_elements)
-    firsts_L = starts_L if firsts_L is None else firsts_L
+    if firsts_L is None:
+        firsts_L = starts_L
     tables = {
         "starts_L": starts_L,
         "stops_L": stops_L,

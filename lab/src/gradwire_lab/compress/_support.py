@@ -112,7 +112,9 @@ class SharedSupport(Exchange):
 
     def kept(self, numel: int) -> int:
         """The elements asked for of ``numel``: at least one of a non-empty gradient."""
-        return max(1, round(self.density * numel)) if numel else 0
+        if not numel:
+            return 0
+        return max(1, round(self.density * numel))
 
     @abstractmethod
     def select(

@@ -79,7 +79,9 @@ class Reaching(Coo):
 
         def room(count: int) -> tuple[Tensor, Tensor]:
             form = coo_format(count)
-            front = None if buffer is None else buffer[: form.size_bytes]
+            front = None
+            if buffer is not None:
+                front = buffer[: form.size_bytes]
             payload = Payload.empty(form, front, whole_N.device)
             values_K = payload["values"]
             if values_K.dtype != whole_N.dtype:

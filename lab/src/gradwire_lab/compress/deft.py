@@ -204,7 +204,9 @@ def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     """
     if not sizes_L.numel():
         return torch.zeros_like(sizes_L)
-    return rounded(shares(_tamed(norms_L), sizes_L, max(budget, sizes_L.numel())))
+    budget = max(budget, sizes_L.numel())
+    shares_L = shares(_tamed(norms_L), sizes_L, budget)
+    return rounded(shares_L)
 
 
 def printed_layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
@@ -216,16 +218,21 @@ def printed_layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     [15, 6, 2, 1]
     """
     k_L = torch.ones_like(sizes_L)
-    norms = (_tamed(norms_L) if sizes_L.numel() else norms_L).tolist()
+    if sizes_L.numel():
+        norms_L = _tamed(norms_L)
+    norms = norms_L.tolist()
     order = sorted(range(len(norms)), key=lambda layer: -norms[layer])
     # the smallest first: subtracting large norms would cancel what small ones leave
     sums = [*accumulate(norms[layer] for layer in reversed(order))]
     k_remain = budget
     for layer, norm_remain in zip(order, reversed(sums), strict=True):
-        share = k_remain * norms[layer] / norm_remain if norm_remain > 0 else 0
+        share = 0.0
+        if norm_remain > 0:
+            share = k_remain * norms[layer] / norm_remain
         size = int(sizes_L[layer])
-        k_L[layer] = size if size < share else max(1, int(share))
-        k_remain -= int(k_L[layer])
+        k = size if size < share else max(1, int(share))
+        k_L[layer] = k
+        k_remain -= k
     return k_L
 
 
@@ -246,11 +253,10 @@ def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     # linear.
     is_positive_L = norms_L > _LEAST
     norms_P = norms_L[is_positive_L]
-    bends = (
-        torch.cat([1 / norms_P, floating_L[is_positive_L] / norms_P])
-        .sort()
-        .values.tolist()
-    )
+    least_P = 1 / norms_P
+    most_P = floating_L[is_positive_L] / norms_P
+    bends_2P = torch.cat([least_P, most_P]).sort().values
+    bends = bends_2P.tolist()
     above = bisect_right(bends, float(budget), key=spent)
     if above == len(bends):
         return at(bends[-1] if bends else 0.0)
@@ -258,7 +264,8 @@ def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     high = bends[above]
     least = spent(low)
     most = spent(high)
-    return at(low + (high - low) * (budget - least) / (most - least))
+    rise = (high - low) * (budget - least) / (most - least)
+    return at(low + rise)
 
 
 def rounded(shares_L: Tensor) -> Tensor:
@@ -266,8 +273,10 @@ def rounded(shares_L: Tensor) -> Tensor:
     whole_L = shares_L.floor()
     # Only fractions are summed: a share that is whole keeps its value whatever the
     # rounding.
-    sums_L = (shares_L - whole_L).cumsum(0).round()
-    return (whole_L + sums_L.diff(prepend=sums_L.new_zeros(1))).long()
+    fractions_L = shares_L - whole_L
+    sums_L = fractions_L.cumsum(0).round()
+    ones_L = sums_L.diff(prepend=sums_L.new_zeros(1))
+    return (whole_L + ones_L).long()
 
 
 def _tamed(norms_L: Tensor) -> Tensor:
@@ -380,7 +389,8 @@ class Allocation:
         """
         before_P = torch.searchsorted(places_K, self._ends_P.int())
         counts_P = before_P.diff(prepend=before_P.new_zeros(1))
-        if int(counts_P.sum()) != places_K.numel() or bool((counts_P < 0).any()):
+        is_outside = int(counts_P.sum()) != places_K.numel()
+        if is_outside or bool((counts_P < 0).any()):
             raise RanksDiffer(
                 "ranks selected elements outside of their parts; give every rank the "
                 "same model, compressor and settings"
@@ -555,20 +565,21 @@ def _united(
     """
     width = width_of(max(allocation.part_sizes))
     counts = [int(k_L[layers].sum()) for layers in allocation.layers]
-    own_1 = me.scratch("own size", 1, whole_N, torch.int32).fill_(counts[me.rank])
+    own_1 = me.scratch("own size", 1, whole_N, torch.int32)
+    own_1.fill_(counts[me.rank])
     announced_W = me.scratch("announced sizes", me.world, whole_N, torch.int32)
     yield AllGather(announced_W, own_1)
     announced = me.sizes(
         announced_W, allocation.part_sizes, unit="indices", usual=counts
     )
     sizes = [width * count for count in announced]
-    room = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
+    slot = max(sizes)
+    total = sum(announced)
+    room = me.scratch("own", slot, whole_N, torch.uint8, varies=True)
     gathered = me.scratch(
-        "gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True
+        "gathered", me.world * slot, whole_N, torch.uint8, varies=True
     )
-    places_K = me.scratch(
-        "places", sum(sizes) // width, whole_N, torch.int32, varies=True
-    )
+    places_K = me.scratch("places", total, whole_N, torch.int32, varies=True)
 
     def choose() -> None:
         layers_P = allocation.layers[me.rank]
@@ -579,18 +590,19 @@ def _united(
         narrow(indices_K, width, room[: sizes[me.rank]])
 
     def unite() -> Tensor:
-        ranges = torch.split(places_K, [size // width for size in sizes])
-        for rank, part_K in enumerate(ranges):
-            start = rank * max(sizes)
-            widen(gathered[start : start + sizes[rank]], width, part_K)
+        for rank, part_K in enumerate(torch.split(places_K, announced)):
+            start = rank * slot
+            stop = start + sizes[rank]
+            widen(gathered[start:stop], width, part_K)
             part_K += allocation.first_places[rank]
         return allocation.union(me, places_K)
 
     yield me.sized("encode", choose, whole_N.numel() // me.world)
     yield AllGather(gathered, room)
-    total = places_K.numel() + allocation.num_common
+    total += allocation.num_common
     support_K = yield me.sized("merge", unite, total, lambda: whole_N.new_empty(total))
-    return support_K, counts[me.rank] + allocation.num_common
+    num_own = counts[me.rank] + allocation.num_common
+    return support_K, num_own
 
 
 EXAMPLES = (deft(), deft(density=0.3), deft(density=0.3, allocation="paper"))

@@ -18,9 +18,7 @@ Contributed: this rank's values at its elements (rounded to float32 if they are
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
-from zlib import crc32
 
-import torch
 from torch import Tensor
 
 from gradwire.compress._coo import (
@@ -36,9 +34,7 @@ from gradwire.contract.bounds import MOST_SEED, check_share, check_whole
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, clear_not_finite, spec_of
 
-from .randomk import draw_elements
-
-_NEXT_STEP = torch.tensor([0, 1], device="cpu")
+from .randomk import NEXT_STEP, draw_elements, first_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +73,7 @@ class localrandomk(Coo):
         return _of_rank(self, rank)
 
     def init(self, spec: TensorSpec) -> State:
-        return torch.tensor([crc32(spec.name.encode()), 0], device="cpu")
+        return first_place(spec)
 
     def format(self, spec: TensorSpec) -> Format:
         check_addressable("localrandomk", spec)
@@ -103,7 +99,7 @@ class localrandomk(Coo):
             residual_N[drawn_K.long()] = 0.0
             clear_not_finite(residual_N)
         round_to_wire(payload["values"], exact_K, drawn_K, residual_N)
-        return payload, state + _NEXT_STEP
+        return payload, state + NEXT_STEP
 
 
 def _include_not_finite(whole_N: Tensor, drawn_K: Tensor) -> None:

@@ -158,7 +158,9 @@ def _dtype(payload: Payload) -> torch.dtype | None:
 
 
 def _coded(payload: Payload) -> CodedExponents:
-    low_N = payload["low"] if _dtype(payload) == torch.float32 else None
+    low_N = None
+    if _dtype(payload) == torch.float32:
+        low_N = payload["low"]
     return CodedExponents(low_N, payload["rest"], payload["sizes"], payload["codes"])
 
 

@@ -31,6 +31,9 @@ from gradwire.kernels.sparse.permutation import Permutation
 
 from ._support import Pending, SelectedSupport, SharedSupport
 
+NEXT_STEP = torch.tensor([0, 1], device="cpu")
+"""What a step adds to (stream, step)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class randomk(SharedSupport):
@@ -57,7 +60,7 @@ class randomk(SharedSupport):
 
     def init(self, spec: TensorSpec, world: int) -> Tensor:
         check_addressable("randomk", spec)
-        return torch.tensor([crc32(spec.name.encode()), 0], device="cpu")
+        return first_place(spec)
 
     def select(
         self, me: Member, state: Tensor, pending: Pending
@@ -72,9 +75,13 @@ class randomk(SharedSupport):
             count,
             lambda: support_K,
         )
-        return SelectedSupport(
-            support_K, count, state + torch.tensor([0, 1], device="cpu")
-        )
+        return SelectedSupport(support_K, count, state + NEXT_STEP)
+
+
+def first_place(spec: TensorSpec) -> Tensor:
+    """(stream, step) of a message's first step."""
+    stream = crc32(spec.name.encode())
+    return torch.tensor([stream, 0], device="cpu")
 
 
 def draw_elements(seed: int, state: Tensor, numel: int, out_K: Tensor) -> Tensor:

@@ -69,7 +69,9 @@ class redsync(Estimated):
 
     def most(self, numel: int) -> int:
         is_trimmed = numel < self.trimmed_below
-        return share_of(self.density, numel) if is_trimmed else super().most(numel)
+        if is_trimmed:
+            return share_of(self.density, numel)
+        return super().most(numel)
 
     def typical(self, spec: TensorSpec) -> Format:
         usual = share_of(_USUAL_EXCESS * self.density, spec.numel)
@@ -105,7 +107,10 @@ def _halving(seen: Magnitudes, num_asked: int, cap: float) -> float:
         num_passing = seen.num_reaching(middle)
         if num_asked <= num_passing <= cap * num_asked:
             return middle
-        low, high = (middle, high) if num_passing > num_asked else (low, middle)
+        if num_passing > num_asked:
+            low = middle
+        else:
+            high = middle
     return low
 
 

@@ -195,14 +195,14 @@ class Mixed:
     @cached_property
     def largest(self) -> Format:
         """The layout of the largest payload."""
-        return self.layout(sum(map(num_entries, map(self.codec.format, self._specs()))))
+        sizes = [num_entries(self.codec.format(spec)) for spec in self._specs()]
+        return self.layout(sum(sizes))
 
     @cached_property
     def typical(self) -> Format:
         """The layout of a payload as large as is usual."""
-        return self.layout(
-            sum(map(num_entries, map(self.codec.typical, self._specs())))
-        )
+        sizes = [num_entries(self.codec.typical(spec)) for spec in self._specs()]
+        return self.layout(sum(sizes))
 
     def layout(self, num_entries: int) -> Format:
         """dense_D, then indices_K int32 and values_K float32."""
@@ -244,7 +244,9 @@ class Mixed:
         lacks. Tensors that were encoded ahead are taken as they are.
         """
         grads = self._by_place(as_working(grad_N))
-        residuals = None if residual_N is None else self._by_place(residual_N)
+        residuals = None
+        if residual_N is not None:
+            residuals = self._by_place(residual_N)
         ahead = me.ahead
         me.ahead = {}
         left = [place for place in self.choice.sparse if place not in ahead]
@@ -510,7 +512,9 @@ class selective(Exchange, EncodesTensors):
         here = mixed.slice_of(place)
         codec = me.variant_of(mixed.codec)
         grads = {place: as_working(grad_N[here])}
-        residuals = None if residual_N is None else {place: residual_N[here]}
+        residuals = None
+        if residual_N is not None:
+            residuals = {place: residual_N[here]}
         (me.ahead[place],) = mixed.entries(
             codec, state.codec_T, [place], grads, residuals
         )
@@ -533,7 +537,9 @@ class selective(Exchange, EncodesTensors):
         here = mixed.slice_of(place)
         codec = me.variant_of(mixed.codec)
         sent_N = grad_N[here]
-        kept_N = None if residual_N is None else residual_N[here]
+        kept_N = None
+        if residual_N is not None:
+            kept_N = residual_N[here]
         (whole_N,) = yield (sent_N if kept_N is None else kept_N.add_(sent_N),)
         grads = {place: as_working(whole_N)}
         is_sum = kept_N is not None

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -57,6 +56,7 @@ from gradwire.errors import invalid
 
 from ._sampled import LEAST_ABOVE
 from ._threshold import Reaching, check_cap, estimating
+from .randomk import NEXT_STEP, first_place
 
 _LEAST_SHARE = 0.25
 """The least that a part's share is, as a fraction of an equal one: its sample may miss
@@ -127,10 +127,9 @@ class sharded_dgc(Exchange):
             object.__setattr__(self, "traits", stated)
 
     def init(self, spec: TensorSpec, world: int) -> SampleState:
-        place_2 = torch.tensor([crc32(spec.name.encode()), 0], device="cpu")
-        return SampleState(
-            place_2, self.collective.init(self._usual(spec.numel), spec, world)
-        )
+        usual = self._usual(spec.numel)
+        inner = self.collective.init(usual, spec, world)
+        return SampleState(first_place(spec), inner)
 
     def synchronise(
         self,
@@ -149,11 +148,10 @@ class sharded_dgc(Exchange):
         slot = max(draws)
         dtype = working_dtype(grad_N.dtype)
         sample = me.scratch("sample", slot, grad_N, dtype)
+        own_sample = sample[: draws[shards.place]]
         yield me.sized(
             "encode",
-            lambda: self._sample(
-                me, shards, state, grad_N, residual_N, sample[: draws[shards.place]]
-            ),
+            lambda: self._sample(me, shards, state, grad_N, residual_N, own_sample),
             slot,
         )
         gathered = sample
@@ -169,7 +167,7 @@ class sharded_dgc(Exchange):
         inner = yield from self.collective.run(
             codec, me, state.inner, grad_N, out_N, residual_N
         )
-        return SampleState(state.place_2 + torch.tensor([0, 1], device="cpu"), inner)
+        return SampleState(state.place_2 + NEXT_STEP, inner)
 
     def draws(self, numel: int) -> int:
         """How many elements of a part are looked at; all of them where there are no
@@ -223,23 +221,27 @@ class sharded_dgc(Exchange):
         total = sum(shards.numels)
         numel = shards.numels[shards.place]
         asked = share_of(self.density, total)
-        weights = [
-            n / max(1, s.numel()) for n, s in zip(shards.numels, samples, strict=True)
-        ]
+        weights = []
+        for of_part, sample in zip(shards.numels, samples, strict=True):
+            weights.append(of_part / max(1, sample.numel()))
+        least = _LEAST_SHARE / len(samples)
         threshold = 0.0  # the least of a sample is not the least of all
         if self.density < 1:
             threshold = _weighted_edge(samples, weights, asked)
-        reach = [
-            w * int(((s >= threshold) & (s > 0)).sum())
-            for w, s in zip(weights, samples, strict=True)
-        ]
-        share = (
-            reach[shards.place] / sum(reach) if sum(reach) else numel / max(1, total)
-        )
-        share = max(share, _LEAST_SHARE / len(samples)) if len(samples) > 1 else 1.0
+        reach = []
+        for weight, sample in zip(weights, samples, strict=True):
+            reaches = (sample >= threshold) & (sample > 0)
+            reach.append(weight * int(reaches.sum()))
+        if len(samples) == 1:
+            share = 1.0
+        elif sum(reach):
+            share = max(reach[shards.place] / sum(reach), least)
+        else:
+            share = max(numel / max(1, total), least)
         most = min(total, round(self.cap * self.density * total))
         limit = min(numel, max(1, most))
-        quota = min(limit, max(1, round(share * self.cap * self.density * total)))
+        own = round(share * self.cap * self.density * total)
+        quota = min(limit, max(1, own))
         return _Above(
             density=self.density, threshold=threshold, limit=limit, quota=quota
         )
@@ -263,17 +265,18 @@ def _weighted_edge(samples: list[Tensor], weights: list[float], asked: int) -> f
         if sample.numel():  # of one part no more can matter than are asked for of all
             count = min(sample.numel(), math.ceil(asked / weight))
             largest.append(sample.topk(count).values)
-            each.append(
-                torch.full((count,), weight, dtype=torch.float64, device=sample.device)
-            )
+            weights_K = sample.new_full((count,), weight, dtype=torch.float64)
+            each.append(weights_K)
     if not largest:
         return 0.0
     values, order = torch.cat(largest).sort(descending=True)
-    reached = torch.cat(each).index_select(0, order).cumsum(0)
+    in_order = torch.cat(each).index_select(0, order)
+    reached = in_order.cumsum(0)
     # Sums of weights that are no whole numbers may end a little below what they come
     # to.
     place = int(torch.searchsorted(reached, asked * (1 - 1e-9)))
-    return float(values[min(place, values.numel() - 1)])
+    last = values.numel() - 1
+    return float(values[min(place, last)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,10 +176,12 @@ class Coder:
         alike_U = plain_U == self.of
         first_U = place_U % block_bytes == 0
         # Before a run stands another byte, or the block's beginning.
-        before_U = torch.where(
-            alike_U & ~first_U, -1, place_U - (alike_U & first_U).long()
-        )
-        run_U = place_U - before_U.cummax(0).values if plain_U.numel() else place_U
+        begins_U = alike_U & first_U
+        goes_back_U = alike_U & ~first_U
+        before_U = torch.where(goes_back_U, -1, place_U - begins_U.long())
+        run_U = place_U
+        if plain_U.numel():
+            run_U = place_U - before_U.cummax(0).values
         length_U = (run_U - 1) % self.most + 1
         goes_on_U = torch.zeros_like(alike_U)
         goes_on_U[:-1] = alike_U[1:] & ~first_U[1:]
@@ -208,12 +210,13 @@ class Coder:
         filled_B = torch.zeros_like(lengths_B)
         filled_B.index_add_(0, block_B.repeat_interleave(lengths_B), times_C)
         room_B = (plain_U.numel() - block_B * block_bytes).clamp(max=block_bytes)
-        if not torch.equal(filled_B, room_B):
-            return int((filled_B != room_B).int().argmax())
+        wrong_B = filled_B != room_B
+        if wrong_B.any():
+            return int(wrong_B.int().argmax())
         plain_U.fill_(self.of)
-        plain_U[times_C.cumsum(0) - times_C] = self.byte.to(plain_U.device)[code_C].to(
-            torch.uint8
-        )
+        starts_C = times_C.cumsum(0) - times_C
+        byte_C = self.byte.to(plain_U.device)[code_C]
+        plain_U[starts_C] = byte_C.to(torch.uint8)
         return -1
 
     def pack(
@@ -248,9 +251,12 @@ class Coder:
         starts = torch.arange(lengths_B.numel(), device=plain_U.device) * block_bytes
         room_B = (plain_U.numel() - starts).clamp(max=block_bytes)
         wrong_B = (lengths_B < 0) | (lengths_B > room_B)
-        if not bool(wrong_B.any() | (lengths_B.sum() != coded_C.numel())):
+        is_other_sum = lengths_B.sum() != coded_C.numel()
+        if not (wrong_B.any() | is_other_sum):
             return self.decode(lengths_B.long(), coded_C, plain_U, block_bytes)
-        return int(wrong_B.int().argmax()) if lengths_B.numel() else 0
+        if not lengths_B.numel():
+            return 0
+        return int(wrong_B.int().argmax())
 
 
 def coder(
@@ -356,7 +362,9 @@ class Coding:
         others = tuple(part for part in plain if part is not packed)
         num_blocks = -(-packed.numel // self.block_bytes)
         lengths = Field(f"{packed.name}_lengths", torch.int32, num_blocks)
-        count = packed.numel if num_coded is None else num_coded
+        count = packed.numel
+        if num_coded is not None:
+            count = num_coded
         return Format((*others, lengths, Field(packed.name, torch.uint8, count)))
 
     def received(self, plain: Format, size_bytes: int) -> Format | None:
@@ -393,7 +401,7 @@ class Coding:
             plain.size_bytes, dtype=torch.uint8, device=payload.buffer.device
         )
         found = Payload(plain, memory)
-        (lengths, coded) = payload.format.fields[-2:]
+        lengths, coded = payload.format.fields[-2:]
         for part in payload.format.fields[:-2]:
             found[part.name].copy_(payload[part.name])
         operands = (

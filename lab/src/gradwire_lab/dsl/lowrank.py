@@ -104,21 +104,22 @@ def layout_of(program: LowRank, spec: TensorSpec, rank: int) -> ProgramLayout:
         tensors = slice(members[0], members[-1] + 1)
         whole = slice(ends[tensors.start], ends[tensors.stop])
         if form is None:
-            dense.append((whole, slice(used[0], used[0] + whole.stop - whole.start)))
-            used[0] = dense[-1][1].stop
+            numel = whole.stop - whole.start
+            place = slice(used[0], used[0] + numel)
+            dense.append((whole, place))
+            used[0] = place.stop
             continue
         places = []
         for product in program.products:
-            places.append(
-                _placed(used[product.round - 1], len(members), form, product.dims)
-            )
-            used[product.round - 1] = places[-1].range.stop
+            number = product.round - 1
+            factor = _placed(used[number], len(members), form, product.dims)
+            places.append(factor)
+            used[number] = factor.range.stop
         start = _placed(started, len(members), form, program.start.dims)
         started = start.range.stop
         shape_BNM = (len(members), form["N"], form["M"])
-        batches.append(
-            ProgramBatch(tensors, FactorPlace(whole, shape_BNM), start, tuple(places))
-        )
+        gradient = FactorPlace(whole, shape_BNM)
+        batches.append(ProgramBatch(tensors, gradient, start, tuple(places)))
     basis_shapes = tuple(
         (0,) if form is None else (form["M"], form["R"]) for form in forms
     )
@@ -134,14 +135,16 @@ def _form(program: LowRank, shape: Sequence[int], rank: int) -> dict[str, int] |
     rows, columns = as_matrix(shape)
     form = {"N": rows, "M": columns, "R": rank}
     sent = sum(form[p.dims[0]] * form[p.dims[1]] for p in program.products)
-    return form if sent < rows * columns else None
+    if sent < rows * columns:
+        return form
+    return None
 
 
 def _placed(first: int, count: int, form: dict[str, int], dims: str) -> FactorPlace:
     rows, columns = (form[letter] for letter in dims)
-    return FactorPlace(
-        slice(first, first + count * rows * columns), (count, rows, columns)
-    )
+    numel = count * rows * columns
+    elements = slice(first, first + numel)
+    return FactorPlace(elements, (count, rows, columns))
 
 
 # ---- a step --------------------------------------------------------------------------
@@ -167,13 +170,17 @@ class BatchTensors:
             self.factors[product] = view(tensors.rounds[product.round - 1], place)
             if product is program.last:
                 self.own = view(tensors.own, place)
-        for basis in (basis for round_ in program.rounds for basis in round_.bases):
-            self.factors[basis] = self.factors[basis.sources[0].factor]
+        for round_ in program.rounds:
+            for basis in round_.bases:
+                source = basis.sources[0]
+                self.factors[basis] = self.factors[source.factor]
 
     def operand(self, operand: Operand) -> Tensor:
         """The factor, or a view of its transpose."""
         factor = self.factors[operand.factor]
-        return factor.mT if operand.turned else factor
+        if operand.turned:
+            return factor.mT
+        return factor
 
 
 class StepTensors(FactorStep):
@@ -192,7 +199,10 @@ class StepTensors(FactorStep):
         self.program = program
         self.start = self.scratch("start", self.layout.start_numel)
         last = self.rounds[-1]
-        self.own = last if residual_N is None else self.scratch("own", last.numel())
+        if residual_N is None:
+            self.own = last
+        else:
+            self.own = self.scratch("own", last.numel())
         self.batches = [BatchTensors(self, batch) for batch in self.layout.batches]
 
     def encode(self, number: int) -> None:

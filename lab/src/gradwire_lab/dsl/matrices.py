@@ -83,7 +83,9 @@ class Matrix(Symbol):
     @property
     def dims(self) -> str:
         """The letters of its two dimensions."""
-        return self.factor.dims[::-1] if self.turned else self.factor.dims
+        if self.turned:
+            return self.factor.dims[::-1]
+        return self.factor.dims
 
     def __repr__(self) -> str:
         return " x ".join(self.dims)

@@ -34,13 +34,18 @@ def _cut(plain, start, n, at, before, single, run, OF, MOST, TILE: tl.constexpr)
     """
     i = at + tl.arange(0, TILE)
     inside = i < n
-    byte = tl.load(plain + start + i, mask=inside, other=OF).to(tl.int32)
-    after = tl.load(plain + start + i + 1, mask=i + 1 < n, other=OF).to(tl.int32)
+    has_next = i + 1 < n
+    here = plain + start + i
+    byte = tl.load(here, mask=inside, other=OF).to(tl.int32)
+    after = tl.load(here + 1, mask=has_next, other=OF).to(tl.int32)
     alike = byte == OF
-    other = tl.maximum(tl.associative_scan(tl.where(alike, -1, i), 0, _later), before)
+    unlike = tl.where(alike, -1, i)
+    latest = tl.associative_scan(unlike, 0, _later)
+    other = tl.maximum(latest, before)
     length = (i - other - 1) % MOST + 1
-    goes_on = (after == OF) & (i + 1 < n)
-    sent = inside & ((byte != OF) | (length == MOST) | ~goes_on)
+    goes_on = (after == OF) & has_next
+    ends = ~alike | (length == MOST) | ~goes_on
+    sent = inside & ends
     of_run = tl.load(run + length, mask=inside & alike, other=0)
     of_byte = tl.load(single + byte, mask=inside & ~alike, other=0)
     return tl.where(alike, of_run, of_byte), sent, tl.max(other, 0)

@@ -47,10 +47,12 @@ def chosen(
     choice = cheapest(bytes_TL, units_TL, most)
     if choice is not None:
         return choice
-    pairs = (
-        list(zip(*rows, strict=True)) for rows in zip(lost_TL, bytes_TL, strict=True)
-    )
-    return tuple(min(range(len(row)), key=row.__getitem__) for row in pairs)
+    rungs = []
+    for losts, sizes in zip(lost_TL, bytes_TL, strict=True):
+        pairs = list(zip(losts, sizes, strict=True))
+        least = min(pairs)
+        rungs.append(pairs.index(least))
+    return tuple(rungs)
 
 
 def total(values_TL: Sequence[Sequence[float]], rungs: Sequence[int]) -> float:
@@ -80,7 +82,8 @@ def cheapest(
         tried_LU = torch.full((len(sizes), most + 1), _NEVER, device="cpu")
         for rung, (size_bytes, used) in enumerate(zip(sizes, units, strict=True)):
             if used <= most:
-                tried_LU[rung, used:] = best_U[: most + 1 - used] + size_bytes
+                rest_U = best_U[: most + 1 - used]
+                tried_LU[rung, used:] = rest_U + size_bytes
         best_U, pick_U = tried_LU.min(0)
         picks.append(pick_U.to(torch.int16))  # of many layers they are the most memory
     if int(best_U[most]) >= _NEVER:
@@ -88,6 +91,7 @@ def cheapest(
     left = most
     rungs = []
     for pick_U, units in zip(reversed(picks), reversed(units_TL), strict=True):
-        rungs.append(int(pick_U[left]))
-        left -= units[rungs[-1]]
+        rung = int(pick_U[left])
+        rungs.append(rung)
+        left -= units[rung]
     return tuple(reversed(rungs))

@@ -78,7 +78,9 @@ class AdaptedState(NamedTuple):
         """
         rungs_T = torch.stack([self.rung_T[place] for place in self.places])
         given_rungs = self.by.choices.given
-        return [given_rungs] * len(self.places) if rungs_T.is_meta else rungs_T.tolist()
+        if rungs_T.is_meta:
+            return [given_rungs] * len(self.places)
+        return rungs_T.tolist()
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,10 @@ class Adapted(Chooser):
         squares_T = torch.stack(norms).square()
         announced = torch.cat([own_TL, squares_T[:, None]], 1)
         yield AllReduce(announced.view(-1))
-        is_sound = bool(announced.isfinite().all())
+        if not announced.isfinite().all():
+            announced.zero_()
         for place, row in zip(state.places, announced, strict=True):
-            state.lost_T[place].copy_(row if is_sound else torch.zeros(()))
+            state.lost_T[place].copy_(row)
 
     def choose_together(self, states: Sequence[State]) -> None:
         adapted = [adapted for state in states for adapted in adapted_states(state)]

@@ -67,17 +67,21 @@ def volumes(
 def _pushed_and_pulled(
     scheme: PushPull, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
 ) -> list[int]:
-    (pushed_WW, pulled_W) = _payloads(scheme, codec, spec, taken)
+    pushed_WW, pulled_W = _payloads(scheme, codec, spec, taken)
     world = len(taken)
     announced = (world - 1) * SIZE_BYTES * (1 + len(MergeCounts._fields))
     slots = [payload.slot_bytes for payload in pulled_W]
     is_broadcast = isinstance(scheme, sparse_ps_broadcast)
-    return [
-        announced
-        + (broadcast_bytes(slots, rank) if is_broadcast else (world - 1) * max(slots))
-        + sum(payload.slot_bytes for to, payload in enumerate(payloads) if to != rank)
-        for rank, payloads in enumerate(pushed_WW)
-    ]
+    sent = []
+    for rank, payloads in enumerate(pushed_WW):
+        pushed = sum(payload.slot_bytes for payload in payloads)
+        pushed -= payloads[rank].slot_bytes
+        if is_broadcast:
+            pulled = broadcast_bytes(slots, rank)
+        else:
+            pulled = (world - 1) * max(slots)
+        sent.append(announced + pulled + pushed)
+    return sent
 
 
 def _payloads(
@@ -89,29 +93,31 @@ def _payloads(
     cut = scheme.cut(codec, spec, len(taken))
     sets = list(taken)
     if isinstance(scheme, omnireduce):
-        sets = [
-            torch.unique(indices // scheme.units_a_block(codec.width))
-            for indices in taken
-        ]
+        block = scheme.units_a_block(codec.width)
+        sets = [torch.unique(indices // block) for indices in taken]
     is_taken = torch.zeros(cut.num_units, dtype=torch.bool)
     for indices_K in sets:
         is_taken[indices_K.long()] = True
     union = is_taken.nonzero()[:, 0].to(torch.int32)
-    pushed_WW = [
-        [cut.pushed(scheme.push_format(cut, to, k), to, k) for to, k in enumerate(own)]
-        for own in (_by_part(cut, one) for one in sets)
-    ]
-    merged = enumerate(_by_part(cut, union))
-    return pushed_WW, [
-        cut.pulled(scheme.pull_format(cut, at, k), at, k) for at, k in merged
-    ]
+    pushed_WW = []
+    for indices_K in sets:
+        pushed_W = []
+        for to, k in enumerate(_by_part(cut, indices_K)):
+            form = scheme.push_format(cut, to, k)
+            pushed_W.append(cut.pushed(form, to, k))
+        pushed_WW.append(pushed_W)
+    pulled_W = []
+    for at, k in enumerate(_by_part(cut, union)):
+        form = scheme.pull_format(cut, at, k)
+        pulled_W.append(cut.pulled(form, at, k))
+    return pushed_WW, pulled_W
 
 
 def _by_part(cut: Cut, indices_K: Tensor) -> list[int]:
     """How many of these units lie in each part."""
-    places_K = (
-        indices_K if cut.permutation is None else cut.permutation.places(indices_K)
-    )
+    places_K = indices_K
+    if cut.permutation is not None:
+        places_K = cut.permutation.places(indices_K)
     world = len(cut.parts)
     length = max(1, part_length(cut.num_units, world))
     counts: list[int] = (places_K // length).bincount(minlength=world).tolist()
@@ -131,10 +137,13 @@ def _doubled(
 
     alone, *levels = groups(world)
     below = len(levels[0])
-    return [
-        message(alone[rank])
-        if rank >= below
-        else sum(message(level[rank]) for level in levels[:-1])
-        + (message(levels[-1][rank]) if rank < world - below else 0)
-        for rank in range(world)
-    ]
+    sent = []
+    for rank in range(world):
+        if rank >= below:
+            sent.append(message(alone[rank]))
+            continue
+        size_bytes = sum(message(level[rank]) for level in levels[:-1])
+        if rank < world - below:
+            size_bytes += message(levels[-1][rank])
+        sent.append(size_bytes)
+    return sent

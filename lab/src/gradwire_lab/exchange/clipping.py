@@ -63,10 +63,14 @@ class Clipping(Wrapper):
         def clip() -> None:
             own_norm = norm(grad_N)
             most = self.max_norm / math.sqrt(me.world)
-            factor = min(1.0, most / own_norm) if own_norm else 1.0
+            factor = 1.0
+            if not math.isfinite(own_norm):
+                factor = 0.0
+            elif own_norm:
+                factor = min(factor, most / own_norm)
             # The mean's buffer serves for the clipped gradient: an exchange may work in
             # place.
-            torch.mul(grad_N, factor if math.isfinite(own_norm) else 0.0, out=out_N)
+            torch.mul(grad_N, factor, out=out_N)
 
         yield me.sized("clip", clip, grad_N.numel())
         return (yield from me.through(self.inner, state, out_N, out_N, residual_N))

@@ -61,7 +61,9 @@ def ladder_of(exchange: Exchange) -> Ladder | None:
         ladder = PairLadder.of(exchange)
     elif isinstance(exchange, powersgd):
         ladder = MatrixLadder(exchange)
-    return ladder if ladder is not None and len(ladder.settings) > 1 else None
+    if ladder is None or len(ladder.settings) <= 1:
+        return None
+    return ladder
 
 
 # ---- a compressor for each tensor ----------------------------------------------------

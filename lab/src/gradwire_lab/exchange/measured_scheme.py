@@ -94,8 +94,12 @@ class MeasuredScheme(Wrapper):
         noted = max(state.noted_T, key=lambda noted: float(noted[0]))
         measures = not grad_N.is_meta and float(noted[0]) < self.num_steps
         spec = TensorSpec.of(grad_N)
-        made = self.inner if measures else self._chosen(noted, spec, me)
-        me.way = None if me.world == 1 else type(made.collective).__name__
+        made = self.inner
+        if not measures:
+            made = self._chosen(noted, spec, me)
+        me.way = None
+        if me.world > 1:
+            me.way = type(made.collective).__name__
         inner = yield from me.through(made, state.inner, grad_N, out_N, residual_N)
         if measures and me.world > 1:
             yield from self._note(me, state.noted_T, noted, grad_N)
@@ -108,10 +112,14 @@ class MeasuredScheme(Wrapper):
         width = self.inner.codec.width
         taken = me.selection
         total = num_units(grad_N.numel(), width)
-        units = 0 if taken is None else num_units(taken.selected, width)
-        merged = 0 if taken is None else num_units(taken.arrived, width)
+        units = 0
+        merged = 0
+        if taken is not None:
+            units = num_units(taken.selected, width)
+            merged = num_units(taken.arrived, width)
         counts = yield from announce_count(me, units, total)
-        step = [1.0, max(counts) / max(1, total), merged / max(1, total)]
+        total = max(1, total)
+        step = [1.0, max(counts) / total, merged / total]
         noted = noted + torch.tensor(step, dtype=torch.float64)
         for one in noted_T:
             one.copy_(noted)
@@ -123,9 +131,10 @@ class MeasuredScheme(Wrapper):
         codec = self.inner.codec
         total = num_units(spec.numel, codec.width)
         steps, units, merged = noted.tolist()
-        count = (
-            round(units / steps * total) if steps else num_entries(codec.typical(spec))
-        )
+        if steps:
+            count = round(units / steps * total)
+        else:
+            count = num_entries(codec.typical(spec))
         growth = merged / units if units else 0.0
         name = scheme_of(
             min(count, total),

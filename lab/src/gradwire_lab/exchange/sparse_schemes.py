@@ -23,10 +23,11 @@ _OF_RANGES = "(ranges have unlike many, and every entry an index) "
 
 def skew(units: UnitSparsity, num_parts: int) -> float:
     """The skewness ratio of any number of even partitions, as ``gamma`` has it."""
-    known = [(1, 1.0), *((entry.parts, entry.ratio) for entry in units.skewness)]
-    if len(known) == 1:
+    if not units.skewness:
         return 1.0
-    return max(1.0, min(between(known, num_parts), float(num_parts)))
+    measured = [(entry.parts, entry.ratio) for entry in units.skewness]
+    ratio = between([(1, 1.0), *measured], num_parts)
+    return max(1.0, min(ratio, float(num_parts)))
 
 
 def range_imbalance(units: UnitSparsity, num_ranks: int) -> tuple[float, float]:
@@ -46,10 +47,9 @@ def range_imbalance(units: UnitSparsity, num_ranks: int) -> tuple[float, float]:
         ratio = growth * between([(1, 1.0), *ratios], measured)
         return max(1.0, min(ratio, most))
 
-    return (
-        among_ranks([(one.ranks, one.push) for one in units.imbalances]),
-        among_ranks([(one.ranks, one.pull) for one in units.imbalances]),
-    )
+    push = among_ranks([(one.ranks, one.push) for one in units.imbalances])
+    pull = among_ranks([(one.ranks, one.pull) for one in units.imbalances])
+    return push, pull
 
 
 def sparcml_cost(at: SchemeInputs) -> Prediction:
@@ -62,9 +62,13 @@ def sparcml_cost(at: SchemeInputs) -> Prediction:
     group = [at.merged(units, 2**i * at.world / power) for i in range(rounds)]
     if power < at.world:
         group = [at.own(units), *group, at.merged(units, at.world)]
-    sizes = [min(at.coo_bytes(count, units), at.dense_bytes) for count in group]
-    verbs = [verb for size in sizes for verb in (("send", SIZE_BYTES), ("send", size))]
-    host_s = at.host_s(at.own(units) + 2 * sum(group), units)
+    verbs: list[tuple[str, float]] = []
+    for count in group:
+        size = min(at.coo_bytes(count, units), at.dense_bytes)
+        verbs.append(("send", SIZE_BYTES))
+        verbs.append(("send", size))
+    num_handled = at.own(units) + 2 * sum(group)
+    host_s = at.host_s(num_handled, units)
     why = "(what ranks share comes in every round) "
     return Prediction("sparcml", *at.parts_s(*verbs), host_s, why)
 
@@ -104,4 +108,5 @@ def _broadcast_s(at: SchemeInputs, fullest: int, usual: int) -> tuple[float, flo
     latency_s, _ = at.parts_s(("broadcast", fullest))
     sent = broadcast_bytes([fullest] + [usual] * others, 0)
     busiest = max(sent, fullest + (others - 1) * usual)
-    return latency_s, at.parts_s(("all_gather", busiest / others))[1]
+    _, wire_s = at.parts_s(("all_gather", busiest / others))
+    return latency_s, wire_s

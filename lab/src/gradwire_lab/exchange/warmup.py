@@ -52,7 +52,9 @@ def steps_done(step_T: Steps_T) -> int | None:
     """The message's count; None in predictions, whose states hold no values."""
     # A parameter that no rank used in some step is one step behind; the message is not.
     done = torch.stack(step_T).max()
-    return None if done.is_meta else int(done)
+    if done.is_meta:
+        return None
+    return int(done)
 
 
 def count_step(step_T: Steps_T) -> None:

@@ -45,9 +45,9 @@ def accumulate(
         torch.add(kept_N, grad_N, out=velocity_N)
         velocity_N.masked_fill_(~velocity_N.isfinite(), 0.0)
         most = torch.finfo(pending_N.dtype).max
-        pending_N.add_(velocity_N * momentum if nesterov else kept_N).clamp_(
-            -most, most
-        )
+        if nesterov:
+            kept_N = velocity_N * momentum
+        pending_N.add_(kept_N).clamp_(-most, most)
         if whole_N is not None:
             torch.add(pending_N, grad_N, out=whole_N)
         return

@@ -82,7 +82,9 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
     a state held before it; where sums drift apart slowly, at what is encoded again.
     """
     keeps = feedback_refusal(exchange) is None
-    tried = with_error_feedback(exchange) if keeps else exchange
+    tried = exchange
+    if keeps:
+        tried = with_error_feedback(exchange)
     states = case.states(tried)
     members = case.members()
     near = accuracy(exchange, case)
@@ -129,9 +131,9 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
             )
         owed_N += sum_N - got_N
         squares += sum(float(grad_N.double().square().sum()) for grad_N in grads)
-        share = (
-            1.0 if keeps else ((1 + loss**2) ** _hops(exchange, case.world) - 1) ** 0.5
-        )
+        share = 1.0
+        if not keeps:
+            share = ((1 + loss**2) ** _hops(exchange, case.world) - 1) ** 0.5
         rounding = NUM_FOLLOWED * size * case.numel**0.5 * torch.finfo(near).eps
         allowed = _FACTOR * squares**0.5 * share + rounding
         lack = float(owed_N.norm())

@@ -44,7 +44,9 @@ class Case:
     def spec(self) -> TensorSpec:
         """Two square matrices and a vector, for exchanges that act on matrices."""
         side = isqrt(self.numel // 2)
-        shapes = ((side, side), (side, side), (self.numel - 2 * side * side,))
+        matrix = (side, side)
+        rest = self.numel - 2 * side * side
+        shapes = (matrix, matrix, (rest,))
         return TensorSpec("gradient", self.numel, self.dtype, shapes=shapes)
 
     def members(self) -> list[Member]:
@@ -98,7 +100,9 @@ def thinned(grad_N: Tensor, every: int) -> Tensor:
 def kept_of(state: State, numel: int) -> Tensor:
     """All that a rank keeps for later, as one float64 tensor."""
     kept = [t.double() for t in residuals(state).values()]
-    return torch.stack(kept).sum(0) if kept else torch.zeros(numel, dtype=torch.float64)
+    if not kept:
+        return torch.zeros(numel, dtype=torch.float64)
+    return torch.stack(kept).sum(0)
 
 
 def kept_norm(states: Sequence[State], numel: int) -> float:

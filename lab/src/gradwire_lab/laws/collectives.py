@@ -192,9 +192,8 @@ def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
     """
     members = [Undefined(rank, case.world) for rank in range(case.world)]
     for step, every in enumerate((1, 16, 0, 1)):
-        grads = [
-            thinned(g, every if rank else 0) for rank, g in enumerate(case.grads(step))
-        ]
+        first, *others = case.grads(step)
+        grads = [thinned(first, 0), *(thinned(grad_N, every) for grad_N in others)]
         want = _means(exchange, grads, case.seed, case.states(exchange))
         stepped(exchange, members, case.states(exchange), grads, case.seed)
         must(
@@ -272,11 +271,9 @@ def _sketch(verb: Verb, exact: bool) -> tuple[Any, ...]:
     if isinstance(verb, Compute):
         return (kind, verb.name, verb.numel if exact else None)
     peer = getattr(verb, "dst", getattr(verb, "src", None))
-    parts = (
-        (verb.out_sizes, verb.in_sizes)
-        if isinstance(verb, AllToAll) and exact
-        else None
-    )
+    parts = None
+    if isinstance(verb, AllToAll) and exact:
+        parts = (verb.out_sizes, verb.in_sizes)
     return (kind, peer, verb.buf.dtype, verb.buf.numel() if exact else None, parts)
 
 

@@ -148,7 +148,9 @@ def _range(algorithm: Any) -> tuple[float, float] | None:
     all.
     """
     traits: Traits | None = algorithm.traits
-    return None if traits is None else traits.density_range
+    if traits is None:
+        return None
+    return traits.density_range
 
 
 def _taken(algorithm: Any, density: float, grad_N: Tensor) -> int:

@@ -222,13 +222,18 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
     return True
 
 
+def _after_a_step(exchange: Exchange, case: Case, seed: int) -> list[Any]:
+    results = run_local(exchange, case.grads(), case.states(exchange), seed=seed)
+    return states_of(results)
+
+
 def law_callers_tensors_untouched(exchange: Exchange, case: Case) -> None:
     """``run_local`` changes neither gradients nor the states it is given.
 
     To do: return a new state; write neither grad_N nor tensors of the state in run.
     """
     kept = ErrorFeedback(exchange)
-    states = states_of(run_local(kept, case.grads(), case.states(kept), seed=case.seed))
+    states = _after_a_step(kept, case, case.seed)
     before = clone_state(tuple(states))
     grads = case.grads(step=1)
     run_local(kept, grads, states, seed=case.seed)
@@ -245,7 +250,7 @@ def law_repeatable_under_any_interleaving(exchange: Exchange, case: Case) -> Non
     To do: merge by rank and never by arrival, and draw from a seed in the state.
     """
     kept = ErrorFeedback(exchange)
-    states = states_of(run_local(kept, case.grads(), case.states(kept), seed=0))
+    states = _after_a_step(kept, case, 0)
     want = run_local(kept, case.grads(step=1), states, seed=0)
     for seed in (0, 1):
         got = run_local(kept, case.grads(step=1), states, seed=seed)
@@ -263,7 +268,7 @@ def law_non_finite_reaches_all_and_does_not_stay(
     if not case.numel:
         return False
     kept = ErrorFeedback(exchange)
-    before = states_of(run_local(kept, case.grads(), case.states(kept), seed=case.seed))
+    before = _after_a_step(kept, case, case.seed)
     for spoil in (float("nan"), float("inf"), -float("inf")):
         grads = case.grads(step=1)
         grads[-1][case.numel // 2] = spoil

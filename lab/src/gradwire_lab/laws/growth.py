@@ -39,11 +39,9 @@ def law_means_do_not_grow_over_ranks_and_steps(exchange: Exchange, case: Case) -
     """
     if case.world == 1 or case.numel == 0:
         return False
-    kept = (
-        with_error_feedback(exchange)
-        if feedback_refusal(exchange) is None
-        else exchange
-    )
+    kept = exchange
+    if feedback_refusal(exchange) is None:
+        kept = with_error_feedback(exchange)
     states = case.states(kept)
     members = case.members()
     common_N = case.grads()[0]

@@ -100,7 +100,9 @@ def make_gradient(
     """One flat gradient of a kind."""
     draw = torch.Generator().manual_seed(seed)
     normal_N = torch.randn(numel, generator=draw, dtype=torch.float64)
-    values_N = _finite(kind, normal_N, draw) if kind in FINITE_KINDS else normal_N
+    values_N = normal_N
+    if kind in FINITE_KINDS:
+        values_N = _finite(kind, normal_N, draw)
     if kind == "denormals":
         values_N = values_N * torch.finfo(dtype).tiny
     grad_N = values_N.clamp(-LARGEST, LARGEST).to(dtype)

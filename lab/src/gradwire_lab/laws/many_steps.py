@@ -45,7 +45,9 @@ def _drawn(exchange: Pair, case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
 def _rounds_at_random(exchange: Exchange, case: Case) -> bool:
     """Whether the codec is unbiased, and the case large enough for statistics."""
-    traits = exchange.codec.traits if isinstance(exchange, Pair) else None
+    traits = None
+    if isinstance(exchange, Pair):
+        traits = exchange.codec.traits
     is_random = traits is not None and traits.unbiased and not traits.lossless
     return (
         is_random

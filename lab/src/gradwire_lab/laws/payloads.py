@@ -26,9 +26,8 @@ def spec_alone(grad_N: Tensor) -> TensorSpec:
 
 def encoded(codec: Compressor, grad_N: Tensor, residual_N: Residual = None) -> Payload:
     """The payload that a compressor makes of a gradient in its first step."""
-    payload, _ = codec.encode(
-        codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N
-    )
+    state = codec.init(spec_alone(grad_N))
+    payload, _ = codec.encode(state, grad_N, residual_N=residual_N)
     return payload
 
 
@@ -156,7 +155,8 @@ def law_given_buffer_is_used(codec: Compressor, grad_N: Tensor) -> None:
     size = codec.format(spec_alone(grad_N)).size_bytes
     around = torch.full((size + 16,), 0xA5, dtype=torch.uint8)
     buffer = around[8 : 8 + size]
-    payload, _ = codec.encode(codec.init(spec_alone(grad_N)), grad_N, buffer=buffer)
+    state = codec.init(spec_alone(grad_N))
+    payload, _ = codec.encode(state, grad_N, buffer=buffer)
     used = content(payload)
     real = payload.size_bytes
     must(used.data_ptr() == buffer.data_ptr() or not real, "another buffer was used")
@@ -269,17 +269,18 @@ def law_many_are_as_each_alone(codec: Compressor, grad_N: Tensor) -> None:
     each one's own state, residual and buffer; or leave them to the base class.
     """
     third = grad_N.numel() // 3
-    grads = (
-        [grad_N[:third], grad_N, grad_N[third:]] if third else [grad_N, grad_N.flip(0)]
-    )
+    if third:
+        grads = [grad_N[:third], grad_N, grad_N[third:]]
+    else:
+        grads = [grad_N, grad_N.flip(0)]
     forms = [codec.format(spec_alone(one_N)) for one_N in grads]
-    together, alone = ([residual_for(one_N) for one_N in grads] for _ in range(2))
+    together = [residual_for(one_N) for one_N in grads]
+    alone = [residual_for(one_N) for one_N in grads]
     states = [codec.init(spec_alone(one_N)) for one_N in grads]
     own_states = [clone_state(state) for state in states]
     for _ in range(2):
-        rooms, own_rooms = (
-            [_room(form.size_bytes) for form in forms] for _ in range(2)
-        )
+        rooms = [_room(form.size_bytes) for form in forms]
+        own_rooms = [_room(form.size_bytes) for form in forms]
         many = codec.encode_many(states, grads, together, rooms)
         each = [
             codec.encode(state, one_N, residual_N=residual_N, buffer=room)
@@ -289,11 +290,12 @@ def law_many_are_as_each_alone(codec: Compressor, grad_N: Tensor) -> None:
         ]
         must(len(many) == len(grads), "encode_many returns another number of payloads")
         for (payload, _), (own, _), room in zip(many, each, rooms, strict=True):
+            sent = content(payload)
             must(
-                same_bits(content(payload), content(own)),
+                same_bits(sent, content(own)),
                 "encode_many sends other bytes",
             )
-            is_there = content(payload).data_ptr() == room.data_ptr()
+            is_there = sent.data_ptr() == room.data_ptr()
             must(
                 is_there or not payload.size_bytes,
                 "encode_many does not use the given buffers",
@@ -318,7 +320,8 @@ def _must_agree(
     name: str,
 ) -> None:
     """Whether one call for all payloads writes what a call for each does."""
-    outs, own = ([residual_for(grad_N) for grad_N in grads] for _ in range(2))
+    outs = [residual_for(grad_N) for grad_N in grads]
+    own = [residual_for(grad_N) for grad_N in grads]
     many(payloads, outs, scale=0.5)
     for payload, own_N in zip(payloads, own, strict=True):
         one(payload, own_N, scale=0.5)

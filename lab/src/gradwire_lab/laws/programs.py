@@ -9,7 +9,7 @@ from gradwire.contract.spec import working_dtype
 from gradwire.dsl.program import Program
 from gradwire.kernels.compiler import reference_only
 
-from .payloads import content, spec_alone
+from .payloads import content, encoded
 from .tolerance import must, same_bits
 
 
@@ -34,9 +34,7 @@ def law_compiled_as_interpreted(codec: Program, grad_N: Tensor) -> bool:
 
 def _outcome(codec: Program, grad_N: Tensor) -> dict[str, Tensor]:
     residual_N = torch.ones(grad_N.numel(), dtype=working_dtype(grad_N.dtype))
-    payload, _ = codec.encode(
-        codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N
-    )
+    payload = encoded(codec, grad_N, residual_N)
     decoded_N = codec.decode(payload, torch.empty_like(residual_N))
     return {
         "payload": content(payload),

@@ -76,7 +76,9 @@ def _wire(exchange: Exchange, case: Case) -> torch.dtype | None:
         return None
     fields = exchange.codec.format(TensorSpec("", case.numel, case.dtype)).fields
     is_dense = len(fields) == 1 and fields[0].numel == case.numel
-    return fields[0].dtype if is_dense and fields[0].dtype.is_floating_point else None
+    if is_dense and fields[0].dtype.is_floating_point:
+        return fields[0].dtype
+    return None
 
 
 def _allowed(grads_WN: Tensor, wire: torch.dtype, case: Case) -> Tensor:

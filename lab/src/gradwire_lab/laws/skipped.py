@@ -36,13 +36,13 @@ class Job:
         self.case = case
         self.exchange = exchange
         ends = [*accumulate(torch.Size(shape).numel() for shape in case.spec.shapes)]
-        self.ranges = [*zip([0, *ends[:-1]], ends, strict=True)]
+        starts = [0, *ends[:-1]]
+        self.ranges = [*zip(starts, ends, strict=True)]
         self.names = [f"parameter {place}" for place in range(len(self.ranges))]
-        shapes = zip(self.names, case.spec.shapes, strict=True)
-        params = [
-            (name, torch.zeros(shape, dtype=case.dtype)) for name, shape in shapes
-        ]
-        ranges = [ParamRange.whole(*param) for param in params]
+        ranges = []
+        for name, shape in zip(self.names, case.spec.shapes, strict=True):
+            param = torch.zeros(shape, dtype=case.dtype)
+            ranges.append(ParamRange.whole(name, param))
         placement = Placement(order=1 + case.seed)
         self.messages = [
             Message(0, ranges, exchange, rank, case.world, placement)
@@ -65,11 +65,10 @@ class Job:
         for message, grad_N in zip(self.messages, grads, strict=True):
             message.begin_step(looks=True, confirms=False)
             parts = zip(self.names, self.ranges, self.case.spec.shapes, strict=True)
-            steps.append(
-                message.steps(
-                    {name: grad_N[a:b].view(shape) for name, (a, b), shape in parts}
-                )
-            )
+            grads_of: dict[str, Tensor | None] = {}
+            for name, (start, stop), shape in parts:
+                grads_of[name] = grad_N[start:stop].view(shape)
+            steps.append(message.steps(grads_of))
         drive(steps, seed=step, ranks_per_host=self.exchange.ranks_per_host)
         for message in self.messages:
             message.backup.end_pass()
@@ -90,8 +89,9 @@ class Job:
 
     def kept_N(self) -> Tensor:
         """The residuals of all ranks, added up."""
-        states = [message.state for message in self.messages]
-        return torch.stack([kept_of(state, self.case.numel) for state in states]).sum(0)
+        numel = self.case.numel
+        kept = [kept_of(message.state, numel) for message in self.messages]
+        return torch.stack(kept).sum(0)
 
 
 def law_what_is_not_taken_is_put_back(
@@ -119,10 +119,8 @@ def law_what_is_not_taken_is_put_back(
                 exchange_job.decide(places, is_skipped=draw.random() < 0.5)
     for places in optimizers:
         exchange_job.decide(places, is_skipped=False)
-    size = max(
-        exchange_job.size,
-        largest(*(kept_of(m.state, case.numel) for m in exchange_job.messages)),
-    )
+    kept = [kept_of(m.state, case.numel) for m in exchange_job.messages]
+    size = max(exchange_job.size, largest(*kept))
     assert_near(
         case.world * exchange_job.means_N + exchange_job.kept_N(),
         exchange_job.given_N,

@@ -94,7 +94,9 @@ class Verdict:
     def remedy(self) -> str:
         """How to mend what breaks it."""
         last = _paragraphs(self.law)[-1]
-        return last.removeprefix("To do: ") if last.startswith("To do: ") else ""
+        if last.startswith("To do: "):
+            return last.removeprefix("To do: ")
+        return ""
 
 
 def _paragraphs(law: Law) -> list[str]:
@@ -233,7 +235,9 @@ def _of_exchange(exchange: Exchange) -> list[Subject]:
     if isinstance(exchange, (MomentumCorrection, DecoupledMomentum, Clipping)):
         laws = (*collectives.OF_ANY, *exchanges.OF_ANY_ACCOUNT)
     else:
-        general = collectives.LAWS if isinstance(exchange, Pair) else collectives.OF_ANY
+        general = collectives.OF_ANY
+        if isinstance(exchange, Pair):
+            general = collectives.LAWS
         laws = (*general, *exchanges.LAWS, *bounded.LAWS, *growth.LAWS)
     takes_long = {*many_steps.LAWS, *bounded.LAWS, *growth.LAWS}
     brief = [law for law in laws if law not in takes_long]
@@ -254,15 +258,12 @@ def _with_cases(
 ) -> Subject:
     first = collectives.law_never_deadlocks
     ordered = sorted(laws, key=lambda law: law is not first)
-    through = (
-        f", {exchange.codec!r} through {exchange.collective!r}"
-        if isinstance(exchange, Pair)
-        else ""
-    )
+    through = ""
+    if isinstance(exchange, Pair):
+        through = f", {exchange.codec!r} through {exchange.collective!r}"
     inputs = [Input(f"{case}{through}", partial(tuple, (case,))) for case in cases]
-    worlds, sizes = (
-        {getattr(case, name) for case in cases} for name in ("world", "numel")
-    )
+    worlds = {case.world for case in cases}
+    sizes = {case.numel for case in cases}
     dtypes = dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in cases)
     tried = (
         f"{_listed(sorted(worlds))} ranks with {_listed(sorted(sizes))} elements in "

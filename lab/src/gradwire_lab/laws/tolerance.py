@@ -79,7 +79,9 @@ def assert_near(
     # Below the smallest normal number a rounding is of that number's last place.
     allowed = terms * info.eps * max(magnitude, info.tiny)
     off_N = (got.double() - want.double()).abs()
-    worst = float(off_N.nan_to_num(nan=float("inf")).max()) if off_N.numel() else 0.0
+    worst = 0.0
+    if off_N.numel():
+        worst = float(off_N.nan_to_num(nan=float("inf")).max())
     must(worst <= allowed, f"{what}: off by {worst:.3g}, allowed {allowed:.3g}")
 
 

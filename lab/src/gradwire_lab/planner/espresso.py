@@ -124,9 +124,9 @@ def espresso(
 def _exchanges(
     compressor: str, density: float, divisible: bool
 ) -> dict[str, ExchangeSetting]:
-    collectives = (
-        ("allgather_sparse", "casync_ps") if divisible else ("allgather_sparse",)
-    )
+    collectives = ["allgather_sparse"]
+    if divisible:
+        collectives.append("casync_ps")
     settings = [sparsified(compressor, density, name) for name in collectives]
     return {f"{compressor} by {one.collective}": one for one in settings}
 

@@ -119,17 +119,20 @@ def secopa(
         setting = _served(setting, servers, cluster)
     maker = _Maker(cluster, cluster.shares, setting, made, servers or 0)
     messages = tuple(maker.messages(profile, bulk_bytes))
+    settings: dict[str, Setting] = {
+        "compressor": compressor,
+        "collective": collective,
+        "bulk_bytes": bulk_bytes,
+        "credit": credit,
+    }
+    if density is not None:
+        settings["density"] = density
+    if servers is not None:
+        settings["servers"] = servers
     return Plan(
         planner="secopa",
         model=profile.model,
-        settings={
-            "compressor": compressor,
-            "collective": collective,
-            "bulk_bytes": bulk_bytes,
-            "credit": credit,
-            **({} if density is None else {"density": density}),
-            **({} if servers is None else {"servers": servers}),
-        },
+        settings=settings,
         messages=messages,
         credit=credit,
         exchanges=maker.exchanges,
@@ -143,7 +146,9 @@ def _exchange(
     model has no constants for.
     """
     check_choice("collective", collective, COLLECTIVES)
-    settings: dict[str, Setting] = {} if density is None else {"density": density}
+    settings: dict[str, Setting] = {}
+    if density is not None:
+        settings["density"] = density
     made: Any = algorithm_by_name(compressor, settings)
     is_pair = isinstance(made, Compressor)
     if not is_pair and made.traits.layout is not Layout.LOW_RANK:
@@ -205,10 +210,12 @@ class _Maker:
         waiting: dict[tuple[str, bool], list[ProfiledTensor]] = {}
         """Gradients that wait for others of their dtype; all or none are compressed."""
         for tensor in backward_order(profile).tensors:
-            choice = self._choose([tensor]) if num_ranks > 1 else None
-            num_partitions = (
-                choice.num_partitions if choice and choice.is_compressed else 0
-            )
+            choice = None
+            if num_ranks > 1:
+                choice = self._choose([tensor])
+            num_partitions = 0
+            if choice and choice.is_compressed:
+                num_partitions = choice.num_partitions
             if num_partitions > most_shared:
                 yield from self._cut(tensor, num_partitions)
                 continue

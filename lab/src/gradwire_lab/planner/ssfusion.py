@@ -213,7 +213,9 @@ class _Maker:
         places = range(len(group))
         gathered = [place for place in places if place not in reduced]
         inline = [place for place in gathered if place not in dense | offloaded]
-        messages = [PlannedMessage(chunks=_chunks(group, reduced))] if reduced else []
+        messages = []
+        if reduced:
+            messages.append(PlannedMessage(chunks=_chunks(group, reduced)))
         messages.append(
             PlannedMessage(
                 chunks=_chunks(group, gathered),
@@ -276,8 +278,11 @@ class _Maker:
         gathered = PlannedMessage(
             chunks=_chunks(group, set(range(len(group))) - best), exchange=name
         )
-        ahead = [PlannedMessage(chunks=_chunks(group, best))] if best else []
-        return [*ahead, gathered], density, 0
+        messages = []
+        if best:
+            messages.append(PlannedMessage(chunks=_chunks(group, best)))
+        messages.append(gathered)
+        return messages, density, 0
 
     def _encode_s(self, arrival: Arrival) -> float:
         return self.cost.encode_s(arrival.tensor.numel)

@@ -65,7 +65,9 @@ class Account:
         message_bytes = bytes_of_messages(plan, profile)
         dense = [message.exchange == DENSE for message in plan.messages]
         transfer_s = cluster.beta_s_per_byte * sum(compress(message_bytes, dense))
-        least_s = cluster.alpha_s + transfer_s if any(dense) else 0.0
+        least_s = 0.0
+        if any(dense):
+            least_s = cluster.alpha_s + transfer_s
         return cls(
             plan=plan,
             profile=profile,

@@ -29,7 +29,9 @@ def all_ranks(
         name = message.exchange
         exchange = demand.exchanges[name]
         tariff = tariffs[name]
-        own_order = order if depends_on_order(exchange, spec, tariff) else 0
+        own_order = 0
+        if depends_on_order(exchange, spec, tariff):
+            own_order = order
         # Messages of a size and exchange are alike but for their order.
         key = (name, spec, own_order)
         if name in demand.of_rows and cluster.ranks_per_host > 1:

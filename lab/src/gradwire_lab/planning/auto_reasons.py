@@ -158,7 +158,9 @@ class Judgement:
     def _not_measured(self) -> Iterator[str]:
         missing = self.survey.admits.not_measured
         if missing:
-            listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
+            listed = ", ".join(missing[:6])
+            if len(missing) > 6:
+                listed += ", ..."
             yield (
                 "Not considered, as this cluster's file has no costs of them: "
                 f"{listed}. gradwire profile --codecs measures them."
@@ -201,5 +203,8 @@ def _turning_rate(
         far = far * step
     while max(near, far) / min(near, far) > 1.1:
         middle = math.sqrt(near * far)
-        near, far = (middle, far) if same(middle) else (near, middle)
+        if same(middle):
+            near = middle
+        else:
+            far = middle
     return cluster.rate_bytes_per_s * math.sqrt(near * far)

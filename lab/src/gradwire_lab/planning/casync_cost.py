@@ -100,7 +100,9 @@ class CaSyncCost:
     @property
     def _num_merges(self) -> int:
         """The payloads that an aggregator receives of each gradient."""
-        return self.num_ranks if self.servers else self.num_ranks - 1
+        if self.servers:
+            return self.num_ranks
+        return self.num_ranks - 1
 
     def plain_each_s(self, size_bytes: float, num_K: Floats) -> Floats:
         """Seconds uncompressed (equation 1) for each number of partitions."""

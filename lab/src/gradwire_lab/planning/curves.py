@@ -26,10 +26,14 @@ def measured_each(line: LineFit, size_S: Floats) -> Floats:
     at_K, seconds_K = np.array(samples, dtype=np.float64).T
     found_S = np.full(np.shape(size_S), seconds_K[0])
     inside_S = (at_K[0] < size_S) & (size_S <= at_K[-1])
-    high_I = np.searchsorted(at_K, size_S[inside_S])
+    size_I = size_S[inside_S]
+    high_I = np.searchsorted(at_K, size_I)
     low_I = high_I - 1
-    rise_I = (seconds_K[high_I] - seconds_K[low_I]) * (size_S[inside_S] - at_K[low_I])
-    found_S[inside_S] = seconds_K[low_I] + rise_I / (at_K[high_I] - at_K[low_I])
+    between_I = at_K[high_I] - at_K[low_I]
+    rise_I = seconds_K[high_I] - seconds_K[low_I]
+    beyond_low_I = size_I - at_K[low_I]
+    found_S[inside_S] = seconds_K[low_I] + rise_I * beyond_low_I / between_I
     beyond_S = size_S > at_K[-1]
-    found_S[beyond_S] = seconds_K[-1] + line.tail_s * (size_S[beyond_S] - at_K[-1])
+    excess = size_S[beyond_S] - at_K[-1]
+    found_S[beyond_S] = seconds_K[-1] + line.tail_s * excess
     return found_S

@@ -78,11 +78,10 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[Row]:
     left_out: list[Row] = []
     for name in dict.fromkeys((*names("planner"), plan.planner)):
         try:
-            made = (
-                plan
-                if name == plan.planner
-                else load("planner", name)(profile, cluster)
-            )
+            if name == plan.planner:
+                made = plan
+            else:
+                made = load("planner", name)(profile, cluster)
         except InvalidSetting as error:  # as of an unmeasured compressor
             left_out.append({"name": name, "why": f"no plan: {error}"})
             continue
@@ -144,7 +143,9 @@ def _costs(account: Account) -> dict[str, float]:
     timing = account.timing
     profile = account.profile
     after_s = max(timing.message_end_s, default=0.0) - timing.backward_end_s[0]
-    waits_s = 0.0 if account.plan.overlap_forward else min(after_s, profile.forward_s)
+    waits_s = 0.0
+    if not account.plan.overlap_forward:
+        waits_s = min(after_s, profile.forward_s)
     return {
         "the link: its bytes take longer than all that could hide them": (
             account.transfer_s - account.compute_s
@@ -210,11 +211,9 @@ def _waits(account: Account) -> Iterator[str]:
         start_s = timing.message_start_s[wait.message]
         end_s = timing.message_end_s[wait.message]
         size = format_bytes(account.message_bytes[wait.message])
-        what = (
-            f"its message {wait.message}"
-            if plan.overlap_forward
-            else f"message {wait.message}"
-        )
+        what = f"message {wait.message}"
+        if plan.overlap_forward:
+            what = f"its message {wait.message}"
         yield (
             f"Forward of {layer} waits {format_seconds(wait.seconds)} for {what} "
             f"({size}), on the wire from {format_seconds(start_s)} to "
@@ -256,16 +255,18 @@ def _faults(account: Account) -> Iterator[str]:
 
 def _scaling(account: Account, profile: Profile, cluster: Cluster) -> Iterator[str]:
     ranks = cluster.num_ranks
-    speedup = (
-        ranks * account.compute_s / account.iteration_s if account.iteration_s else 1.0
-    )
+    if not account.iteration_s:
+        yield (
+            "The profile's layers take no time at all, so there is nothing to compare "
+            "with."
+        )
+        return
+    speedup = ranks * account.compute_s / account.iteration_s
+    samples_per_s = ranks * profile.batch_size / account.iteration_s
     yield (
         f"{ranks} ranks do {speedup:.2f} times the work of one "
         f"({100 * speedup / ranks:.0f} % of ideal): "
-        f"{ranks * profile.batch_size / account.iteration_s:.4g} samples a second."
-        if account.iteration_s
-        else "The profile's layers take no time at all, so there is nothing to "
-        "compare with."
+        f"{samples_per_s:.4g} samples a second."
     )
 
 
@@ -351,7 +352,10 @@ def _break_even(
         return
     while high / low > 1.02:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if pays(middle) else (middle, high)
+        if pays(middle):
+            high = middle
+        else:
+            low = middle
     rate = format_rate(cluster.rate_bytes_per_s * high)
     yield f"Below {rate} {ranks} ranks together do less than one alone."
 

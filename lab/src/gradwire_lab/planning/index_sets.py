@@ -41,7 +41,9 @@ def overlap_ratio(one: Indices, other: Indices) -> float:
     0.5
     """
     fewer = min(len(one), len(other))
-    return len(np.intersect1d(one, other, assume_unique=True)) / fewer if fewer else 0.0
+    if not fewer:
+        return 0.0
+    return len(np.intersect1d(one, other, assume_unique=True)) / fewer
 
 
 def _appearances(sets: Sequence[Indices]) -> list[int]:
@@ -104,12 +106,16 @@ def _parts(indices: Indices, num_units: int, num_parts: int) -> tuple[Indices, I
 
 def overlap_mean(units: UnitSparsity) -> float:
     """The mean of the overlap ratios; 0 without any."""
-    return float(np.mean(units.overlaps)) if units.overlaps else 0.0
+    if not units.overlaps:
+        return 0.0
+    return float(np.mean(units.overlaps))
 
 
 def overlap_spread(units: UnitSparsity) -> float:
     """The standard deviation of the overlap ratios; 0 without any."""
-    return float(np.std(units.overlaps)) if units.overlaps else 0.0
+    if not units.overlaps:
+        return 0.0
+    return float(np.std(units.overlaps))
 
 
 def unit_sparsity(
@@ -173,7 +179,9 @@ def _imbalance(sets: Sequence[Indices], num_units: int) -> RangeImbalance:
 
 def _uneven(counts_P: Indices) -> float:
     """The largest over the mean; 1 where there is nothing."""
-    return float(counts_P.max() / counts_P.mean()) if counts_P.any() else 1.0
+    if not counts_P.any():
+        return 1.0
+    return float(counts_P.max() / counts_P.mean())
 
 
 def extrapolated(measured: dict[int, float], own_density: float) -> list[Densification]:
@@ -193,7 +201,10 @@ def extrapolated(measured: dict[int, float], own_density: float) -> list[Densifi
         return entries
     ratios = [1.0, *measured.values()]
     exponents = [log2(after / before) for before, after in pairwise(ratios)]
-    fall = exponents[-2] - exponents[-1] if len(exponents) > 1 else 1 - exponents[-1]
+    earlier = 1.0
+    if len(exponents) > 1:
+        earlier = exponents[-2]
+    fall = earlier - exponents[-1]
     exponent = exponents[-1]
     ratio = ratios[-1]
     most = 1 / own_density if own_density else 1.0

@@ -70,7 +70,9 @@ def read_cluster(
     if delay_ms is not None:
         near = read_cluster(path, num_ranks, rate)
         return near.scaled(latency_s=delay_ms / 1e3)
-    rate_bytes_per_s = None if rate is None else parse_rate(rate)
+    rate_bytes_per_s = None
+    if rate is not None:
+        rate_bytes_per_s = parse_rate(rate)
     if num_ranks is not None:
         check_whole("ranks", num_ranks, "write --ranks 8", most=MOST_RANKS)
     if rate_bytes_per_s is not None:
@@ -109,7 +111,9 @@ def read_speeds(text: str | None, num_ranks: int) -> list[float]:
     >>> read_speeds("1,0.25", 2), read_speeds(None, 3)
     ([1.0, 0.25], [1.0, 1.0, 1.0])
     """
-    words = ["1"] * num_ranks if text is None else text.split(",")
+    words = ["1"] * num_ranks
+    if text is not None:
+        words = text.split(",")
     accepted = f"{num_ranks} numbers above 0, one for each rank"
     try:
         speeds = [float(word) for word in words]

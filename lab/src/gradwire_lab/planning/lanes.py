@@ -113,7 +113,8 @@ def link_ends(
             now_s += wire_s
             while lane_s and encodes and max(encodes[0][1], lane.free_s) < now_s:
                 encode()
-            now_s = lane.take(now_s, lane_s) if lane_s else now_s
+            if lane_s:
+                now_s = lane.take(now_s, lane_s)
         yield link.take(now_s, 0.0)
 
 
@@ -163,4 +164,6 @@ def carry_parts(
             wire_s = 0.0
         for until_s in ends_s:
             wire_s += until_s - from_s
-    return (*parts, (wire_s, 0.0)) if wire_s else tuple(parts)
+    if wire_s:
+        return (*parts, (wire_s, 0.0))
+    return tuple(parts)

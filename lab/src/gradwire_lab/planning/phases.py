@@ -126,14 +126,16 @@ class Instance:
         link = Lane()
         coming = list(range(len(self.layer)))
         while coming:
-            ready_s = self.layer_ends_s[self.layer[coming[-1]]]
-            is_after = link.start_s(ready_s) >= self.layer_ends_s[0]
-            bucket = coming.pop(0 if is_after else -1)
-            ready_s = self.layer_ends_s[0] if is_after else ready_s
-            blocks.append(
-                self._block(bucket, 0, self.num_basic[bucket], link.start_s(ready_s))
-            )
-            link.free_s = blocks[-1].end_s
+            place = -1
+            ready_s = self.layer_ends_s[self.layer[coming[place]]]
+            if link.start_s(ready_s) >= self.layer_ends_s[0]:
+                place = 0
+                ready_s = self.layer_ends_s[0]
+            bucket = coming.pop(place)
+            start_s = link.start_s(ready_s)
+            block = self._block(bucket, 0, self.num_basic[bucket], start_s)
+            blocks.append(block)
+            link.free_s = block.end_s
         return blocks
 
     def _first_phase(self, place: Sequence[int], sent: list[int]) -> list[UnequalBlock]:
@@ -201,9 +203,10 @@ class Instance:
         """Seconds that basic blocks ``first:stop`` take as one message."""
         basic_bytes = self.basic_bytes[bucket]
         size_bytes = self.size_bytes[bucket]
-        stop_bytes = (
-            size_bytes if stop == self.num_basic[bucket] else stop * basic_bytes
-        )
+        if stop == self.num_basic[bucket]:
+            stop_bytes = size_bytes
+        else:
+            stop_bytes = stop * basic_bytes
         return self.alpha_s + self.beta_s_per_byte * (stop_bytes - first * basic_bytes)
 
     def _block(

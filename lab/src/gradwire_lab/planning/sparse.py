@@ -132,7 +132,9 @@ def sparse_parts(profile: Profile, cluster: Cluster) -> list[SparsePart]:
     if profile.sparsity is None or profile.sparsity.compressor is not None:
         return [rows]
     every = SparsePart.of(profile, cluster)
-    return [rows, every] if len(every.messages) > len(rows.messages) else [rows]
+    if len(every.messages) > len(rows.messages):
+        return [rows, every]
+    return [rows]
 
 
 def _exchange(

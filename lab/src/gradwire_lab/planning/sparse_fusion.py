@@ -121,7 +121,9 @@ class SparseCost:
         on_hosts = NOTHING
         if count > 1:
             codec = cluster.codecs.get(compressor)
-            encode = NOTHING if codec is None else codec.encode
+            encode = NOTHING
+            if codec is not None:
+                encode = codec.encode
             on_hosts = LineFit(
                 alpha_s=within.alpha_s + encode.alpha_s,
                 per_unit_s=4 * count * within.per_unit_s + encode.per_unit_s,
@@ -268,14 +270,15 @@ class _Table:
         longest_AB = np.zeros((len(upto_B), len(upto_B)))
         for start in range(len(numels) if is_whole else 0):
             longest_AB[start, start + 1 :] = np.maximum.accumulate(numels[start:])
-        gather_AB = cost.gather_each_s(
-            np.maximum(upto_B - upto_B[:, None], 1.0), longest_AB
-        )
+        numel_AB = upto_B - upto_B[:, None]
+        gather_AB = cost.gather_each_s(np.maximum(numel_AB, 1.0), longest_AB)
         place_B = np.arange(len(upto_B))
-        gather_AB[place_B[:, None] >= place_B] = np.inf
+        num_tensors_AB = place_B - place_B[:, None]
+        gather_AB[num_tensors_AB <= 0] = np.inf
         # One tensor cannot be cut, and travels dense if it is longer.
-        is_several = place_B - place_B[:, None] > 1
-        gather_AB[is_several & (upto_B - upto_B[:, None] > MOST_ELEMENTS)] = np.inf
+        is_several_AB = num_tensors_AB > 1
+        is_too_long_AB = is_several_AB & (numel_AB > MOST_ELEMENTS)
+        gather_AB[is_too_long_AB] = np.inf
         for border, (before, after) in enumerate(pairwise(every), 1):
             if before.tensor.dtype != after.tensor.dtype:
                 gather_AB[:border, border + 1 :] = np.inf
@@ -299,12 +302,13 @@ def _cuts(table: _Table) -> list[int]:
     best_s = np.inf
     for count in range(1, last + 1):
         # No number of groups from here on can end before the earlier of these two.
-        lane_s = table.lane_B[last] + count * table.group_s + last_gather_s
+        lane_B = table.lane_B + count * table.group_s
+        lane_s = lane_B[last] + last_gather_s
         link_s = table.lane_B[1] + table.group_s + count * least_gather_s
         if max(lane_s, link_s) >= best_s:
             break
-        lane_B = table.lane_B + count * table.group_s
-        ends_AB = np.maximum(end_B[:, None], lane_B) + table.gather_AB
+        start_AB = np.maximum(end_B[:, None], lane_B)
+        ends_AB = start_AB + table.gather_AB
         from_B = ends_AB.argmin(axis=0)
         end_B = ends_AB[from_B, np.arange(last + 1)]
         ends_s.append(float(end_B[last]))

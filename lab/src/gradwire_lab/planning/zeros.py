@@ -135,7 +135,9 @@ def measure_sparsity(
         )
     alone = getattr(model, "no_sync", nullcontext)
     model = looked_into(model)
-    codec = None if compressor is None else _sparsifier(compressor, settings or {})
+    codec = None
+    if compressor is not None:
+        codec = _sparsifier(compressor, settings or {})
     ranks = _Ranks(engine)
     params = {
         name: param
@@ -159,9 +161,9 @@ def measure_sparsity(
             _figures(source, sets[place]) for place, source in enumerate(sources)
         ),
     )
-    return (
-        made if engine is None or engine.world == 1 else broadcast_figures(engine, made)
-    )
+    if engine is None or engine.world == 1:
+        return made
+    return broadcast_figures(engine, made)
 
 
 def measure_group_sparsity(
@@ -242,9 +244,10 @@ def _observe(
             grad = params[source.name].grad
             drawn = number * ranks.world + ranks.rank
             take = _nonzero_units if source.is_rows else select
-            sets.append(
-                _none() if grad is None else take(source, grad, drawn).cpu().numpy()
-            )
+            taken = _none()
+            if grad is not None:
+                taken = take(source, grad, drawn).cpu().numpy()
+            sets.append(taken)
         (advance or no_progress)(1, f"batch {number + 1} of {num_steps}")
     return sources, indices
 
@@ -257,9 +260,11 @@ def _sources(
     params: Mapping[str, Tensor], ranks: _Ranks, *, counts: bool
 ) -> list[_Source]:
     """Tensors that are sparse by all ranks' counts of one step, in their units."""
-    widths = {
-        name: max(1, p[0].numel()) if p.dim() >= 2 else 1 for name, p in params.items()
-    }
+    widths = {}
+    for name, param in params.items():
+        widths[name] = 1
+        if param.dim() >= 2:
+            widths[name] = max(1, param[0].numel())
     flags = [int(p.grad is not None and p.grad.is_sparse) for p in params.values()]
     rows_of = dict(zip(params, ranks.totals(flags), strict=True))
     as_rows = {
@@ -298,7 +303,8 @@ def _elements_and_rows(grad: Tensor | None, width: int) -> tuple[int, int]:
         rows = grad.coalesce().indices().shape[1]
         return rows * width, rows
     flat = grad.reshape(-1)
-    return int(flat.count_nonzero()), int(flat.view(-1, width).any(1).sum())
+    is_sent_R = flat.view(-1, width).any(1)
+    return int(flat.count_nonzero()), int(is_sent_R.sum())
 
 
 def _nonzero_units(source: _Source, grad: Tensor, number: int) -> Tensor:
@@ -348,9 +354,8 @@ class _Ranks:
 
     def totals(self, numbers: Sequence[int]) -> list[int]:
         """Sums over ranks."""
-        totals: list[int] = (
-            self._all(torch.tensor(numbers, dtype=torch.int64)).sum(0).tolist()
-        )
+        own = torch.tensor(numbers, dtype=torch.int64)
+        totals: list[int] = self._all(own).sum(0).tolist()
         return totals
 
     def gathered(
@@ -360,18 +365,20 @@ class _Ranks:
         sets = [indices for tensor in sets_of_tensors for indices in tensor]
         if self.world == 1 or not sets:
             return [list(tensor) for tensor in sets_of_tensors]
-        sizes_WS = self._all(torch.tensor([len(indices) for indices in sets])).tolist()
+        sizes_S = torch.tensor([len(indices) for indices in sets])
+        sizes_WS = self._all(sizes_S).tolist()
         longest = max(map(sum, sizes_WS))
+        own_K = np.concatenate(sets).astype(np.int32)
         flat_K = torch.zeros(max(1, longest), dtype=torch.int32)
-        flat_K[: sum(map(len, sets))] = torch.from_numpy(
-            np.concatenate(sets).astype(np.int32)
-        )
+        flat_K[: len(own_K)] = torch.from_numpy(own_K)
         all_WK = self._all(flat_K).numpy()
         gathered: list[list[Indices]] = [[] for _ in sets_of_tensors]
+        num_steps = len(sets_of_tensors[0])
         for sizes, row_K in zip(sizes_WS, all_WK, strict=True):
-            cuts = np.cumsum(sizes)
-            for place, indices in enumerate(np.split(row_K[: cuts[-1]], cuts[:-1])):
-                gathered[place // len(sets_of_tensors[0])].append(indices)
+            *cuts, total = np.cumsum(sizes)
+            pieces = np.split(row_K[:total], cuts)
+            for place, indices in enumerate(pieces):
+                gathered[place // num_steps].append(indices)
         return gathered
 
 

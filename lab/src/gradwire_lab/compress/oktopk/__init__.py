@@ -152,19 +152,16 @@ class oktopk(Exchange):
         step = int(state.step)
         asked = share_of(self.density, numel)
         own_threshold, shared = state.thresholds_2.tolist()
-        is_exact = step % EXACT_STEPS == 0
+        if step % EXACT_STEPS == 0:
+            own_threshold = 0.0
+            shared = 0.0
         cuts_C = state.cuts_C
         if is_cut := step % CUT_STEPS == 1:
             cuts_C = me.scratch("cuts", me.world - 1, grad_N, torch.int64)
 
         def select() -> Taken:
-            taken = select_own(
-                me,
-                as_working(grad_N),
-                residual_N,
-                0.0 if is_exact else own_threshold,
-                asked,
-            )
+            whole_N = as_working(grad_N)
+            taken = select_own(me, whole_N, residual_N, own_threshold, asked)
             if is_cut:
                 write_cuts(taken.entries.indices_K, numel, cuts_C)
             return taken
@@ -178,7 +175,7 @@ class oktopk(Exchange):
         regions = Regions.of(cuts_C, numel, FORMATS[self.formats])
         turn = Turn(me, regions, asked, self.most_uneven, grad_N, out_N)
         sums = yield from turn.reduce(taken.entries)
-        shared, arrived = yield from turn.gather(sums, 0.0 if is_exact else shared)
+        shared, arrived = yield from turn.gather(sums, shared)
         if residual_N is not None:
             yield me.sized(
                 "decode",

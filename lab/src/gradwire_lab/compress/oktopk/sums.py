@@ -45,8 +45,6 @@ _ANNOUNCED = 2
 """Numbers that a rank tells of its sums: how many there are, and how many reach the
 threshold.
 """
-ANNOUNCED_BYTES = _ANNOUNCED * torch.int64.itemsize
-"""Bytes of these numbers on the wire."""
 
 
 class _Listed(NamedTuple):
@@ -237,7 +235,9 @@ class Turn:
         none.
         """
         count = spread.moved(source, target)
-        return self._of_region(source, count) if count else None
+        if not count:
+            return None
+        return self._of_region(source, count)
 
     def _of_region(self, rank: int, count: int) -> _List:
         """So many sums of a rank's region."""

@@ -36,7 +36,9 @@ class Band(NamedTuple):
         """The threshold for the next step, after ``count`` have reached this one."""
         if count < self.fewest * asked:
             return threshold / self.factor
-        return threshold * self.factor if count > self.most * asked else threshold
+        if count > self.most * asked:
+            return threshold * self.factor
+        return threshold
 
 
 OWN = Band(2 / 3, 5 / 4, 1.012)
@@ -48,7 +50,9 @@ def least(values_K: Tensor) -> float:
     nothing is.
     """
     finite_K = values_K[values_K.isfinite()]
-    return float(finite_K.abs().min()) if finite_K.numel() else 0.0
+    if not finite_K.numel():
+        return 0.0
+    return float(finite_K.abs().min())
 
 
 def largest_entries(me: Member, name: str, values_N: Tensor, count: int) -> Entries:

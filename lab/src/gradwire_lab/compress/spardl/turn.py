@@ -98,29 +98,30 @@ class Turn:
         """
         width = 2 if self.teams & (self.teams - 1) == 0 else self.teams
         chunks = self.chunks
-        own_place = self.order[0]
-        lists = Shelf(
-            self.me, chunks, [own_place] * width, "lists", chunks.sum_dtype, self.grad_N
-        )
+        own_chunk = self.order[0]
+        order = [own_chunk] * width
+        lists = Shelf(self.me, chunks, order, "lists", chunks.sum_dtype, self.grad_N)
         yield self._compute(
             "encode", range(1), lambda _: lists.write(0, self._largest(0))
         )
+        counted = chunks.counts[own_chunk]
         alike = 1
         while alike < self.teams:
             at = self.team // alike % width
             ahead = [(at + i) % width - at for i in range(width)]
             ring = [self.me.rank + steps * alike * self.size for steps in ahead]
             for distance, count in reversed(rounds(width)):
+                here = range(count)
+                landing = range(distance, distance + count)
                 yield (
-                    Send(ring[-distance], lists.span(range(count))),
-                    Recv(ring[distance], lists.span(range(distance, distance + count))),
+                    Send(ring[-distance], lists.span(here)),
+                    Recv(ring[distance], lists.span(landing)),
                 )
             alike *= width
             # By team and not by distance, so that sums have the same bits on all ranks.
             places = [(i - at) % width for i in range(width)]
             cut = partial(self._cut_alike, lists, places, alike)
-            yield self.me.sized("merge", cut, width * chunks.counts[own_place])
-        counted = chunks.counts[own_place]
+            yield self.me.sized("merge", cut, width * counted)
         yield self.me.sized("encode", lambda: self._finish(*lists.read(0)), counted)
 
     def _cut_alike(self, lists: Shelf, places: Sequence[int], alike: int) -> None:
@@ -128,16 +129,15 @@ class Turn:
 
         ``alike`` ranks do the same. Each keeps its part of the elements that are cut.
         """
-        chunk = self.order[0]
-        (start, stop) = self.chunks.bounds[chunk]
-        count = self.chunks.counts[chunk]
-        pending_L = self.pending_N[start:stop]
+        count = self.chunks.counts[self.order[0]]
+        pending_L = self.pending_N[self._elements(0)]
         most = len(places) * count
         room = (
             self.me.thread_scratch("sum places", most, pending_L, torch.int32),
             self.me.thread_scratch("sum values", most, pending_L, pending_L.dtype),
         )
-        indices_S, sums_S, _ = merge(lists.read(*places), stop - start, room=room)
+        parts = lists.read(*places)
+        indices_S, sums_S, _ = merge(parts, pending_L.numel(), room=room)
         chosen_K = self.me.thread_scratch("chosen", count, pending_L, torch.int32)
         values_K = self.me.thread_scratch("values", count, pending_L, pending_L.dtype)
         rest_S = torch.zeros_like(sums_S)
@@ -165,6 +165,10 @@ class Turn:
         numel = sum(self.chunks.length(self.order[place]) for place in places)
         return self.me.sized(name, partial(work, places), numel)
 
+    def _elements(self, place: int) -> slice:
+        """Where the chunk at a place lies in the gradient."""
+        return slice(*self.chunks.bounds[self.order[place]])
+
     def _begin(self, places: range) -> None:
         self.pending_N.zero_()
 
@@ -176,21 +180,21 @@ class Turn:
             self.sums.write(place, self._largest(place))
 
     def _largest(self, place: int) -> Entries:
-        chunk = self.order[place]
-        (start, stop) = self.chunks.bounds[chunk]
-        count = self.chunks.counts[chunk]
-        pending_L = self.pending_N[start:stop]
+        elements = self._elements(place)
+        grad_L = as_working(self.grad_N[elements])
+        pending_L = self.pending_N[elements]
+        count = self.chunks.counts[self.order[place]]
         indices_K = self.me.thread_scratch("places", count, pending_L, torch.int32)
         values_K = self.me.thread_scratch("values", count, pending_L, pending_L.dtype)
-        select.topk(as_working(self.grad_N[start:stop]), indices_K, values_K, pending_L)
+        select.topk(grad_L, indices_K, values_K, pending_L)
         return Entries(indices_K, values_K)
 
     def _add(self, places: range) -> None:
         """Adds what came to what this rank holds of these chunks."""
         for place in places:
-            start, stop = self.chunks.bounds[self.order[place]]
+            pending_L = self.pending_N[self._elements(place)]
             [came] = self.sums.read(place)
-            select.scatter_add(came.indices_K, came.values, self.pending_N[start:stop])
+            select.scatter_add(came.indices_K, came.values, pending_L)
 
     def _finish(self, sums: Entries) -> None:
         """Makes the mean of the own chunk, whose sum is whole now."""
@@ -200,14 +204,13 @@ class Turn:
 
     def _clear(self, places: range) -> None:
         for place in places:
-            start, stop = self.chunks.bounds[self.order[place]]
-            self.out_N[start:stop].zero_()
+            self.out_N[self._elements(place)].zero_()
 
     def _put(self, places: range) -> None:
         """Writes the mean of these chunks."""
         if 0 in places:
             self._clear(range(1))
         for place in places:
-            start, stop = self.chunks.bounds[self.order[place]]
+            out_L = self.out_N[self._elements(place)]
             [mean] = self.means.read(place)
-            scatter_entries(mean, Part(stop - start), self.out_N[start:stop])
+            scatter_entries(mean, Part(out_L.numel()), out_L)
