@@ -135,8 +135,11 @@ def _of_silence(
     """Flaws of ranks that never said how they ended."""
     wrong: dict[str, str] = {}
     for rank in silent:
-        column = "hangs" if seen.exit_codes[rank] is None else "raw"
-        wrong[column] = f"rank {rank} never said how it ended\n{seen.last_lines[rank]}"
+        code = seen.exit_codes[rank]
+        wrong["hangs" if code is None else "raw"] = (
+            f"rank {rank} never said how it ended (exit code {code})\n"
+            f"{seen.last_lines[rank]}"
+        )
     if accident.kind not in ("raise", "pause long"):
         return wrong
     # Victims of these faults end by themselves.
