@@ -32,7 +32,7 @@ from gradwire.kernels.sparse.permutation import Permutation
 from ._support import Pending, SelectedSupport, SharedSupport
 
 NEXT_STEP = torch.tensor([0, 1], device="cpu")
-"""What a step adds to (stream, step)."""
+"""The number that a step adds to (stream, step)."""
 
 
 @dataclass(frozen=True, kw_only=True)
