@@ -278,7 +278,9 @@ def test_a_pair_that_has_lost_a_rank_leaves_and_the_others_go_on(
 ) -> None:
     for way in IN_PAIRS:
         trial = accident("kill")._replace(way=way)
-        assert set(judge(trial, aftermath(*endings)).wrong) == flaws
+        # ranks of a replica hold shards, which differ
+        expected = flaws - ({"diverged"} if way == HSDP_SHRINK else set())
+        assert set(judge(trial, aftermath(*endings)).wrong) == expected
 
 
 @each("rank, flaws", [(3, set()), (1, {"raw", "misnamed"})])
@@ -326,7 +328,7 @@ def test_a_fault_strikes_at_a_message(when: str, num_sent: float) -> None:
 
 
 def test_all_is_drawn_from_the_seed_and_the_number() -> None:
-    some = accidents_of(FaultsBench(trials=300, seed=1))
+    some = accidents_of(FaultsBench(trials=600, seed=1))
     assert accidents_of(FaultsBench(trials=11, seed=1)) == some[:11]
     assert {each.kind for each in some} == set(KINDS)
     assert {each.way for each in some} == set(WAYS)

@@ -70,6 +70,7 @@ from .liveness.membership import (
     Run,
     join,
     join_ranks,
+    run_of,
 )
 from .pairs import Facts, Feature, refusal_of, refuse_pairs, warn_of_pairs
 from .settings import (
@@ -501,7 +502,9 @@ class Attachment:
             if (every := settings.options.guard_every) is not None:
                 progress.compare(every)
             self.healing = healing
-            self.run = Run(engine.new_name(), group)
+            # the store may fall silent, which the engine notices meanwhile
+            name = engine.meanwhile("attach", partial(run_of, engine.who))
+            self.run = Run(name, group)
             handle = self.hook(progress, undo)
         except BaseException:
             undo.close()

@@ -93,8 +93,8 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
     """The trials of these settings, each drawn from the seed and its number alone.
 
     >>> print(*accidents_of(FaultsBench(trials=2, seed=1, only=("kill",))), sep="\\n")
-    trial 0: kill of rank 0, during a verb of step 3, casync_ps
-    trial 1: kill of rank 0, after a verb of step 3, ring
+    trial 0: kill of rank 0, during a verb of step 3, allgather_sparse
+    trial 1: kill of rank 0, after a verb of step 3, omnireduce
     """
     numbers = range(settings.trials) if settings.number is None else (settings.number,)
     names = (

@@ -61,7 +61,7 @@ from ..liveness.blame import (
 )
 from ..liveness.epochs import next_epoch
 from ..liveness.forks import watch
-from ..liveness.membership import ALONE, EXTRA_S, Membership, run_of
+from ..liveness.membership import ALONE, EXTRA_S, Membership
 from ..liveness.pulse import PATIENCE_S, Place, Pulse, Sign
 from ..liveness.sweeping import give_memory_back, leave_soon
 from ..transport.task_graph import (
@@ -363,10 +363,6 @@ class Engine:
     def _is_mute(self) -> bool:
         """Whether the store gives no answer."""
         return self._pulse is not None and self._pulse.mute_s > PATIENCE_S
-
-    def new_name(self) -> str:
-        """A new name for the run of these ranks, as `run_of` has the store draw it."""
-        return str(self.meanwhile("attach", partial(run_of, self.who)))
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Replaces tensors by those of rank ``source``; called between two steps."""

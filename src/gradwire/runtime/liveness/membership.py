@@ -318,9 +318,9 @@ class Run:
     left: list[dict[str, Any]] = field(default_factory=list)
     joined: list[dict[str, Any]] = field(default_factory=list)
 
-    def go_on(self, name: str, group: Group | None) -> None:
-        """Has other ranks train on from here, whose run has a new name."""
-        self.name = name
+    def go_on(self, who: Membership, group: Group | None) -> None:
+        """Has the ranks of ``who`` train on from here."""
+        self.name = run_of(who)
         self.group = group
         self.num_loads = 0
         self.has_changed = True

@@ -276,7 +276,7 @@ class PartialSteps(LocalSteps):
         before = {*self._engine.who.numbers}
         now = {*engine.who.numbers}
         self._synchroniser.go_on(engine, [])
-        self._run.go_on(engine.new_name(), run.group)
+        self._run.go_on(engine.who, run.group)
         weakref.finalize(self, engine.finish_and_close)
         for rank in now - before:
             self._note_newcomer(rank, run.since_s)

@@ -373,7 +373,7 @@ class Shrinking:
         checkpoint.move(saved, messages, begun)
         progress.synchroniser.go_on(engine, messages)
         self._look_after(engine)
-        self._run.go_on(engine.new_name(), group)
+        self._run.go_on(engine.who, group)
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
 
