@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +22,10 @@ from gradwire.contract.trace.span import Span
 from gradwire.contract.verbs import Among, Broadcast, Compute, Steps
 from gradwire.errors import RankFailed, RanksLost
 from gradwire.exchange.by_name import exchange_for
+from gradwire.runtime.engine import engine as engine_module
 from gradwire.runtime.engine.engine import Driver, Engine, Launch
 from gradwire.runtime.liveness.membership import ALONE
+from gradwire.runtime.liveness.pulse import PATIENCE_S
 from gradwire.runtime.transport.task_graph import Task, TaskManager
 from gradwire.runtime.transport.wire import RankGroup, Routes
 from tests.each import each
@@ -190,17 +194,36 @@ def test_a_wait_beside_messages_goes_on_through_another_models_failure(
     engine: Engine,
 ) -> None:
     """Waits for messages end by it. Ranks that connect anew go on connecting."""
-    go = threading.Event()
 
     def work() -> str:
-        go.wait(10)
+        engine.interrupt(RanksLost("elsewhere"))
+        time.sleep(1.0)  # whoever ends by it does so now
         return "connected"
 
-    interrupting = threading.Timer(0.05, engine.interrupt, [RanksLost("elsewhere")])
-    ending = threading.Timer(0.2, go.set)
-    for timer in (interrupting, ending):
-        timer.start()
     assert engine.meanwhile("connect", work) == "connected"
+
+
+@each("is_mute", [True, False])
+def test_work_has_more_than_the_time_out_while_the_store_answers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, is_mute: bool
+) -> None:
+    """It names then who did not come. A silent store names nobody."""
+    go = threading.Event()
+    lost = RankFailed("the store is lost")
+    monkeypatch.setattr(engine_module, "EXTRA_S", 3600.0)
+    monkeypatch.setattr(engine, "timeout", timedelta(seconds=0.1))
+    monkeypatch.setattr(engine, "unreachable", lambda what, error: lost)
+    mute_s = 2 * PATIENCE_S if is_mute else 0.0
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_pulse", SimpleNamespace(mute_s=mute_s))
+        if is_mute:
+            with pytest.raises(RankFailed, match="the store is lost"):
+                engine.meanwhile("connect", lambda: go.wait(600))
+        else:
+            ending = threading.Timer(1.0, go.set)
+            ending.start()
+            assert engine.meanwhile("connect", lambda: go.wait(600))
+    go.set()
 
 
 def test_a_wait_beside_messages_ends_by_this_models_failure(engine: Engine) -> None:

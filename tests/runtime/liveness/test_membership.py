@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import torch.distributed as dist
 
-from gradwire.errors import RanksDiffer
+from gradwire.errors import RankFailed, RanksDiffer
 from gradwire.runtime.liveness import membership
 from gradwire.runtime.liveness.membership import Membership
 from gradwire.runtime.transport import wire
@@ -90,3 +90,22 @@ def test_a_meeting_of_many_ranks_ends_as_soon_after_its_last_one(
     who = Membership("many", 0, world)
     assert who.agree(0, len, LIMIT) == world
     assert most <= 4
+
+
+@pytest.mark.timeout(60)
+def test_only_a_store_that_is_connected_to_has_more_than_the_time_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store whose host has ended connects nobody; a far one may answer late."""
+    go = threading.Event()
+    monkeypatch.setattr(membership, "EXTRA_S", 3600.0)
+    who = Membership("0-1", 0, 2, (0, 1))
+    limit = timedelta(seconds=0.1)
+    monkeypatch.setattr(membership, "own_store", lambda name: go.wait(600))
+    with pytest.raises(RankFailed, match="gave no answer") as lost:
+        who.ask(lambda store: "answer", limit)
+    assert lost.value.ranks == (0,)
+    monkeypatch.setattr(membership, "own_store", lambda name: "store")
+    answering = threading.Timer(1.0, go.set)
+    answering.start()
+    assert who.ask(lambda store: go.wait(600) and store, limit) == "store"

@@ -46,7 +46,10 @@ _PRELOADED = [
     *("torch", "torch._dynamo", "gradwire_bench.faults.faults_rank"),
     *(found.name for found in walk_packages(runtime.__path__, "gradwire.runtime.")),
 ]
-"""Modules that no rank imports by itself, which would take its seconds from attach."""
+"""Modules that are imported before ranks are forked.
+
+An import in a rank would delay its attach.
+"""
 _SLOW_BYTES_PER_S = 125_000.0
 
 

@@ -48,6 +48,7 @@ class localrandomk(Coo):
         seed: The seed of the random numbers that draw the elements, from 0 to 2**64 -
             1; default 0. All ranks pass the same, and each draws others from it.
 
+    >>> import torch
     >>> codec = localrandomk(density=0.5)
     >>> state = codec.init(TensorSpec("gradient", 4))
     >>> payload, _ = codec.encode(state, torch.tensor([1.0, 2.0, 3.0, 4.0]))

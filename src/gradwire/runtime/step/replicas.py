@@ -17,7 +17,7 @@ exit code is that of the loss.
 
 from __future__ import annotations
 
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from ...contract.verbs import AllReduce
 from ...errors import RankFailed
 from ..liveness.blame import CAUSES
 from ..transport.task_graph import Task, wall_clock
-from ..transport.wire import carry_out, give_back, in_background, open_channels
+from ..transport.wire import begin, give_back, in_background, open_channels
 from .hooks import ModuleHooks
 
 _LOOK_S = 0.5
@@ -94,12 +94,18 @@ class ReplicaHooks(ModuleHooks):
         self._failure = None
         self._leave_if_torn(failure)
         num_failed_1 = torch.zeros(1, device="cpu") + bool(failure)
-        announcing = in_background(
-            partial(carry_out, [AllReduce(num_failed_1)], self._channels)
-        )
-        while not wait([announcing], _LOOK_S).done:
+        heard: Future[None] = Future()
+
+        def over(error: BaseException | None) -> None:
+            if error is None:
+                heard.set_result(None)
+            else:
+                heard.set_exception(error)
+
+        begin(AllReduce(num_failed_1), self._channels[0], over)
+        while not wait([heard], _LOOK_S).done:
             self._leave_if_torn(engine.failure)
-        engine.carry("hear of its replica", announcing.result, self._progress.step)
+        engine.carry("hear of its replica", heard.result, self._progress.step)
         if failure:
             raise failure
         if num_failed_1:
@@ -113,7 +119,7 @@ class ReplicaHooks(ModuleHooks):
         replica = self._synchroniser.engine.replica
         if isinstance(failure, RankFailed) and replica.in_group(failure.ranks):
             # others of the replica notice that the channel closes, and leave too; gloo
-            # closes it only once nobody waits in it
+            # closes it only once its all-reduce has ended
             in_background(partial(give_back, self._channels))
             raise failure
 
